@@ -1,0 +1,1 @@
+"""AdamW and Muon behind one switch."""

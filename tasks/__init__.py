@@ -1,0 +1,1 @@
+"""Tasks of every modality, the benchmarks, and the runner that composes them."""

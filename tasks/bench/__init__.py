@@ -1,0 +1,1 @@
+"""Timing, side by side with what people would use instead."""

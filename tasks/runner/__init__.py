@@ -1,0 +1,1 @@
+"""The one config runner: configs, training loop, checkpoints and commands."""

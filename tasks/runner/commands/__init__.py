@@ -1,0 +1,1 @@
+"""One module per command, imported on use so that --help answers at once."""

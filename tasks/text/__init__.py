@@ -1,0 +1,1 @@
+"""Text: corpora, tokenizers, loaders and the language-modelling task."""

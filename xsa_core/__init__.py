@@ -1,0 +1,3 @@
+"""Exclusive Self Attention: operator, modules and models."""
+
+__version__ = "0.1.0"
