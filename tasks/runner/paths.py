@@ -1,0 +1,8 @@
+"""Where things lie."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = ROOT / "configs"
+RECORDS = ROOT / "results" / "runs"
+RUNS = ROOT / "runs"
