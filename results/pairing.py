@@ -1,8 +1,9 @@
 """Which two runs may be compared, and why the others may not.
 
-A pair is a baseline run and another that differ in the attention variant and in nothing else: the same config
-outside the attention group, seed, data, order of batches and initial weights, the same kind of arithmetic. Every
-run that finds no partner is refused with a reason, so that nothing disappears from a table unnoticed.
+A pair is a baseline run and another that differ in the attention variant and in nothing else: the same
+config outside the attention group, seed, data, order of batches and initial weights, the same kind of
+arithmetic. Every run that finds no partner is refused with a reason, so that nothing disappears from a
+table unnoticed.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def _short(value: object) -> str:
 
 
 def cautions(baseline: RunRecord, other: RunRecord) -> tuple[str, ...]:
-    """Return what differs between two comparable runs and may move a result by rounding or by a change of code."""
+    """Return what differs between two comparable runs and may still move a result."""
     first, second = baseline.environment, other.environment
     found: list[str] = []
     if first.git_commit != second.git_commit:
@@ -117,7 +118,8 @@ def cautions(baseline: RunRecord, other: RunRecord) -> tuple[str, ...]:
 def latest_runs(records: Sequence[Record]) -> tuple[list[RunRecord], list[Refusal]]:
     """Return one training run per config, device and precision, and the earlier ones it supersedes.
 
-    A completed run goes before one that is not, a later before an earlier: a rerun replaces, it never adds a seed.
+    A completed run goes before one that is not, a later before an earlier: a rerun replaces, it never adds
+    a seed.
     """
     groups: dict[tuple[str, str, str], list[RunRecord]] = defaultdict(list)
     for record in records:

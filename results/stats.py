@@ -1,7 +1,7 @@
-"""Statistics of paired comparisons: differences over seeds, t interval, sign count, Holm, equal wall-clock time.
+"""Statistics of paired comparisons: differences over seeds, t interval, sign count, Holm, equal time.
 
-Everything here is a pure function of numbers. Only the quantiles come from ``scipy.special`` (Student's t and the
-binomial distribution); importing it is quick, which ``scipy.stats`` is not.
+Everything here is a pure function of numbers. Only the quantiles come from ``scipy.special`` (Student's t
+and the binomial distribution); importing it is quick, which ``scipy.stats`` is not.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from scipy.special import bdtr, stdtr, stdtrit
 class PairedSummary:
     """What ``n`` paired differences (other minus baseline, one per seed) say.
 
-    ``low``, ``high`` bound the mean at ``confidence``; they and ``sd``, ``se``, ``p`` are ``None`` where ``n`` is
-    too small to know (one seed has no spread). ``negative``, ``positive`` and ``ties`` count signs; ``sign_p`` is the
-    two-sided sign test over the pairs that are not ties.
+    ``low``, ``high`` bound the mean at ``confidence``; they and ``sd``, ``se``, ``p`` are ``None`` where
+    ``n`` is too small to know (one seed has no spread). ``negative``, ``positive`` and ``ties`` count
+    signs; ``sign_p`` is the two-sided sign test over the pairs that are not ties.
     """
 
     n: int
@@ -78,8 +78,9 @@ def sign_test(negative: int, positive: int) -> float:
 def summarize(differences: Sequence[float], confidence: float = 0.95) -> PairedSummary:
     """Return mean, t interval, p value and sign count of paired ``differences``.
 
-    The interval is ``mean +- t(confidence, n - 1) * sd / sqrt(n)``, exact when differences are normal. One seed
-    gives a mean without an interval. Raises ``ValueError`` for no differences or one that is not finite.
+    The interval is ``mean +- t(confidence, n - 1) * sd / sqrt(n)``, exact when differences are normal. One
+    seed gives a mean without an interval. Raises ``ValueError`` for no differences or one that is not
+    finite.
     """
     values = _finite(differences, "differences")
     n = len(values)
@@ -96,7 +97,8 @@ def summarize(differences: Sequence[float], confidence: float = 0.95) -> PairedS
         if se > 0.0:
             t = mean / se
             p = 2.0 * float(stdtr(n - 1, -abs(t)))
-        # Without any spread the t value is 0/0 or infinite: it stays missing, and the sign count has to speak.
+        # Without any spread the t value is 0/0 or infinite: it stays missing, and the sign count has to
+        # speak.
     negative = sum(value < 0.0 for value in values)
     positive = sum(value > 0.0 for value in values)
     return PairedSummary(
@@ -124,8 +126,8 @@ def paired_differences(baseline: Mapping[int, float], other: Mapping[int, float]
 def holm(p_values: Mapping[str, float | None]) -> dict[str, float | None]:
     """Return Holm's step-down adjusted p values of one family (Holm 1979), missing ones staying missing.
 
-    The k-th smallest of m is multiplied by m - k + 1, then made non-decreasing and cut at 1. Raises ``ValueError``
-    for a p value outside [0, 1].
+    The k-th smallest of m is multiplied by m - k + 1, then made non-decreasing and cut at 1. Raises
+    ``ValueError`` for a p value outside [0, 1].
     """
     known = [(p, name) for name, p in p_values.items() if p is not None]
     for p, name in known:
@@ -145,7 +147,7 @@ def half_width(sd: float, n: int, confidence: float = 0.95) -> float:
 
 
 def seeds_needed(sd: float, effect: float, confidence: float = 0.95, limit: int = 10_000) -> int | None:
-    """Return the smallest n whose interval is narrower than ``effect`` on either side, ``None`` above ``limit``.
+    """Return the smallest n whose interval is narrower than ``effect`` per side, ``None`` above ``limit``.
 
     This is a planning number: with it an effect of this size is expected to clear zero in about half of all
     repetitions, not in all.
@@ -175,13 +177,13 @@ def difference_at_equal_time(
     other: tuple[Sequence[int], Sequence[float]],
     step_time_ratio: float,
 ) -> float | None:
-    """Return ``other - baseline`` where both have trained for the same time, ``None`` when curves do not reach.
+    """Return ``other - baseline`` after the same time of training, ``None`` when curves do not reach.
 
     Each curve is (steps, values). ``step_time_ratio`` is the time of one step of the other over one of the
-    baseline, from the interleaved step benchmark, never from the clocks of the two trainings. The moment compared
-    is the latest that both curves cover: a slower other is taken at its last step's time share. With a
-    learning-rate schedule tied to the number of steps this counts against whichever is cut short, since that run
-    has not yet annealed; it is a bound, not the result of a run planned for fewer steps.
+    baseline, from the interleaved step benchmark, never from the clocks of the two trainings. The moment
+    compared is the latest that both curves cover: a slower other is taken at its last step's time share.
+    With a learning-rate schedule tied to the number of steps this counts against whichever is cut short,
+    since that run has not yet annealed; it is a bound, not the result of a run planned for fewer steps.
     """
     if not (math.isfinite(step_time_ratio) and step_time_ratio > 0.0):
         raise ValueError(f"step_time_ratio is {step_time_ratio}, expected a positive number such as 1.05")
