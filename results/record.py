@@ -184,8 +184,10 @@ class RunRecord(_Record):
     """One training run.
 
     ``config`` is resolved, ``config_hash`` identifies the run, ``pair_hash`` is the hash of the config
-    without its attention group: records that share it differ in the variant alone. ``reason`` says why a run
-    failed or stopped. A record does not change; :meth:`updated` gives a new one.
+    without its attention group: records that share it differ in the variant alone. ``reason`` says why a
+    run failed or stopped. ``cell_hash`` is the hash without attention group and seed: what is repeated over
+    seeds (``None``: told from the config itself). ``primary_metric`` names the entry of ``metrics`` that
+    comparisons are about. A record does not change; :meth:`updated` gives a new one.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -197,6 +199,7 @@ class RunRecord(_Record):
     config: Free
     config_hash: Text
     pair_hash: Text
+    cell_hash: Text | None = None
     variant: Text
     optimizer: Text
     seed: int
@@ -207,6 +210,7 @@ class RunRecord(_Record):
     data: DataFacts | None = None
     curves: dict[str, Curve] = Field(default_factory=dict)
     metrics: dict[str, float] = Field(default_factory=dict)
+    primary_metric: str | None = None
     throughput: Throughput = Field(default_factory=Throughput)
     peak_memory_bytes: Count | None = None
     sample: str | None = None
@@ -228,6 +232,9 @@ class RunRecord(_Record):
             absent = [name for name in ("finished_at", "model", "data") if getattr(self, name) is None]
             if absent:
                 raise ValueError(f"a completed run needs {', '.join(absent)}; set it or use another status")
+            if self.primary_metric is not None and self.primary_metric not in self.metrics:
+                known = ", ".join(self.metrics) or "none"
+                raise ValueError(f"primary_metric {self.primary_metric!r} is not among the metrics ({known})")
         self._check_times(self.started_at, self.finished_at)
         return self
 
