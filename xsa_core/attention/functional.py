@@ -1,0 +1,258 @@
+"""The public functions: :func:`exclude`, :func:`exclusive_attention`, :func:`attention_with_lse`.
+
+B batch   T queries   S keys   H query heads   Hkv key/value heads   N sinks   Dk, Dv head sizes
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from xsa_core.attention import backends, fused, projection
+from xsa_core.attention.masks import Mask, resolve_mask
+from xsa_core.attention.projection import Strength
+from xsa_core.attention.reference import reference_attention, reference_exclude
+
+Sinks = tuple[Tensor, Tensor]
+
+
+def exclude(y: Tensor, v: Tensor, strength: Strength = 1.0) -> Tensor:
+    """Remove from ``y`` the part along the token's own value: ``z = y - s (y . vh) vh`` with ``vh = v/|v|``.
+
+    Args:
+        y: (B, T, H, D) attention output.
+        v: (B, T, Hkv, D) the values that attention used, of the same tokens; head h uses value head h // (H /
+            Hkv).
+        strength: 1 removes all of it; a number, or a tensor that broadcasts to (B, T, H), which gets its
+            gradient.
+
+    Returns:
+        z (B, T, H, D).
+
+    Raises:
+        ValueError: if shapes or dtypes do not belong together.
+    """
+    projection.check_value_shape(y, v)
+    if y.dtype != v.dtype:
+        raise ValueError(f"y is {y.dtype} and v is {v.dtype}; cast one of them, both must have one dtype")
+    if isinstance(strength, Tensor):
+        projection.expand_strength(strength, *y.shape[:3])
+    elif not strength:
+        return y
+    return fused.exclude(y, v, strength)
+
+
+def exclusive_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    mask: Mask | None = None,
+    bias: Tensor | None = None,
+    own_v: Tensor | None = None,
+    strength: Strength | None = 1.0,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    sinks: Sinks | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Exclusive self attention: ``z_i = y_i - s (y_i . vh_i) vh_i`` with ``y_i = sum_j a_ij v_j``
+    (arXiv:2603.09078).
+
+    Args:
+        q: (B, T, H, Dk). k: (B, S, Hkv, Dk). v: (B, S, Hkv, Dv). Hkv divides H; query head h uses head h //
+            (H / Hkv).
+        causal: queries see no later key; they are the last T of the S positions.
+        mask: who sees whom, joined with ``causal`` where both are given.
+        bias: added to the scaled logits; broadcasts to (B, H, T, S) and gets its gradient.
+        own_v: (B, T, Hkv, Dv), values of the query tokens; required when S != T (with a cache: the new
+            tokens' own).
+        strength: 1 is full exclusion; a number, or a tensor that broadcasts to (B, T, H) (so (H,) is one per
+            head). None or 0 is plain attention by the same kernel.
+        scale: of the logits, 1/sqrt(Dk) by default.
+        dropout_p: probability of dropping an attention weight.
+        sinks: (sink_k (N, Hkv, Dk), sink_v (N, Hkv, Dv)) that every query may attend besides the keys.
+            Exclusion acts on the whole output, their part included.
+        backend: 'auto' or a name of :data:`xsa_core.attention.backends.BACKENDS`.
+
+    Returns:
+        (B, T, H, Dv).
+
+    Raises:
+        ValueError: for arguments that do not belong together, or a backend that cannot do this.
+    """
+    q, k, v, own_v, bias, sinks = _autocast(q, k, v, own_v, bias, sinks)
+    mask = resolve_mask(causal, mask)
+    exclusive = isinstance(strength, Tensor) or bool(strength)
+    _check(q, k, v, bias, sinks, dropout_p)
+    if exclusive:
+        _check_own_values(q, k, v, own_v, strength)
+    request = backends.Request.of(q, k, v, mask, bias, dropout_p, lse=sinks is not None)
+    name = backends.choose_backend(request) if backend == "auto" else backends.check_backend(backend, request)
+    run = _RUNNERS[name]
+    return run(request, q, k, v, mask, bias, own_v, strength if exclusive else None, scale, dropout_p, sinks)
+
+
+def attention_with_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    mask: Mask | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Plain attention and the log-sum-exp of its logits, both differentiable; for merging partial results.
+
+    Shapes as in :func:`exclusive_attention`.
+
+    Returns:
+        y (B, T, H, Dv), lse (B, H, T) in float32 (float64 for float64 inputs).
+
+    Raises:
+        ValueError: as :func:`exclusive_attention`.
+    """
+    q, k, v, _, bias, _ = _autocast(q, k, v, None, bias, None)
+    mask = resolve_mask(causal, mask)
+    _check(q, k, v, bias, None, 0.0)
+    request = backends.Request.of(q, k, v, mask, bias, lse=True)
+    name = backends.choose_backend(request) if backend == "auto" else backends.check_backend(backend, request)
+    if name == "reference":
+        y, _, lse = reference_attention(q, k, v, mask=mask, bias=bias, scale=scale)
+        return y, lse
+    pattern, dense, kernel = _lower(request, name, q, mask, bias)
+    return fused.attention_with_lse(q, k, v, kernel=kernel, causal=pattern, bias=dense, scale=scale)
+
+
+def _run_reference(request, q, k, v, mask, bias, own_v, strength, scale, dropout_p, sinks):
+    y, _, _ = reference_attention(
+        q, k, v, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p, sinks=sinks
+    )
+    return y if strength is None else reference_exclude(y, v if own_v is None else own_v, strength)
+
+
+def _run_sdpa(request, q, k, v, mask, bias, own_v, strength, scale, dropout_p, sinks):
+    pattern, dense, kernel = _lower(request, "sdpa", q, mask, bias)
+    return fused.fused_attention(
+        q,
+        k,
+        v,
+        kernel=kernel,
+        causal=pattern,
+        bias=dense,
+        own_v=own_v,
+        strength=strength,
+        scale=scale,
+        dropout_p=dropout_p,
+        sink_kv=sinks,
+    )
+
+
+_RUNNERS = {"reference": _run_reference, "sdpa": _run_sdpa}
+
+
+def _lower(request, name, q, mask, bias):
+    """Mask and bias as the kernel takes them: (causal or not, dense bias or None, kernel name)."""
+    B, T = q.shape[:2]
+    S = request.S
+    mask.check(B, T, S)
+    mask = mask.simplified(T, S)
+    features = mask.features
+    causal = features == {"causal"} and T == S and bias is None
+    dense = None
+    if bias is not None:
+        dense = bias if bias.dtype in (q.dtype, torch.float32) else bias.to(torch.float32)
+        dense = dense.reshape((1,) * (4 - dense.dim()) + dense.shape)
+        dense = dense.expand(*dense.shape[:2], T, S)
+    if features and not causal:
+        hidden = mask.to_bias(B, T, S, q.dtype if dense is None else dense.dtype, q.device)
+        dense = hidden if dense is None else dense + hidden
+    return causal, dense, backends.sdpa_kernel(request, dense is not None)
+
+
+def _autocast(q, k, v, own_v, bias, sinks):
+    """Under autocast the inputs take its dtype, as scaled_dot_product_attention's do."""
+    device = q.device.type
+    if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
+        return q, k, v, own_v, bias, sinks
+    dtype = torch.get_autocast_dtype(device)
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    own_v = None if own_v is None else own_v.to(dtype)
+    bias = None if bias is None else bias.to(dtype)
+    sinks = None if sinks is None else (sinks[0].to(dtype), sinks[1].to(dtype))
+    return q, k, v, own_v, bias, sinks
+
+
+def _check(q, k, v, bias, sinks, dropout_p) -> None:
+    """Shapes and dtypes of one call."""
+    if not q.dim() == k.dim() == v.dim() == 4:
+        raise ValueError(
+            f"q, k, v must be (B, T, H, D), got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}; split "
+            "the heads first"
+        )
+    agree = (
+        q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1:3] == v.shape[1:3] and q.shape[3] == k.shape[3]
+    )
+    if not agree or k.shape[2] == 0 or q.shape[2] % k.shape[2]:
+        raise ValueError(
+            "expected q (B, T, H, Dk), k (B, S, Hkv, Dk), v (B, S, Hkv, Dv) with Hkv dividing H, got "
+            f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+        )
+    if not (q.dtype == k.dtype == v.dtype and q.dtype.is_floating_point):
+        raise ValueError(
+            f"q, k, v must share one floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}; cast them"
+        )
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
+    if bias is not None:
+        whole = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+        fits = bias.dim() <= 4 and all(
+            b in (1, w) for b, w in zip(reversed(bias.shape), reversed(whole), strict=False)
+        )
+        if not fits or not bias.is_floating_point():
+            raise ValueError(
+                f"bias of shape {tuple(bias.shape)} and {bias.dtype} does not broadcast to (B, H, T, S) = "
+                f"{whole}; for a "
+                "boolean mask use mask="
+            )
+    if sinks is not None:
+        _check_sinks(q, k, v, sinks, dropout_p)
+
+
+def _check_sinks(q, k, v, sinks, dropout_p) -> None:
+    expected = ((k.shape[2], k.shape[3]), (v.shape[2], v.shape[3]))
+    shapes = tuple(tuple(s.shape) for s in sinks)
+    if tuple(s[1:] for s in shapes) != expected or shapes[0][0] != shapes[1][0] or shapes[0][0] == 0:
+        raise ValueError(
+            f"sinks must be (N, Hkv, Dk) = (N, {expected[0][0]}, {expected[0][1]}) and (N, Hkv, Dv) = (N, "
+            f"{expected[1][0]}, "
+            f"{expected[1][1]}) with N >= 1, got {shapes[0]} and {shapes[1]}"
+        )
+    if any(s.dtype != q.dtype for s in sinks):
+        raise ValueError(
+            f"sinks must have q's dtype {q.dtype}, got {sinks[0].dtype} and {sinks[1].dtype}; cast them"
+        )
+    if dropout_p:
+        raise ValueError("attention dropout cannot be combined with sinks; set dropout_p=0 or use no sinks")
+
+
+def _check_own_values(q, k, v, own_v, strength) -> None:
+    B, T, H, _ = q.shape
+    if own_v is None and k.shape[1] != T:
+        raise ValueError(
+            f"exclusion with {T} queries and {k.shape[1]} keys needs own_v (B, T, Hkv, Dv), the values of "
+            "the query tokens; "
+            "pass own_v, or strength=None for plain attention"
+        )
+    wanted = (B, T, v.shape[2], v.shape[3])
+    if own_v is not None and (tuple(own_v.shape) != wanted or own_v.dtype != v.dtype):
+        raise ValueError(
+            f"own_v must be {wanted} in {v.dtype}, got {tuple(own_v.shape)} in {own_v.dtype}; pass the "
+            "values of "
+            "the query tokens"
+        )
+    if isinstance(strength, Tensor):
+        projection.expand_strength(strength, B, T, H)
