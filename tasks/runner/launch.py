@@ -88,11 +88,13 @@ def make_environment(venv: Path, stamp: str) -> None:
     free = shutil.disk_usage(venv.parent).free
     if free < DISK_NEEDED:
         say(
-            f"warning: {free / 1e9:.1f} GB free at {venv.parent}, the packages need about {DISK_NEEDED / 1e9:.1f} GB"
+            f"warning: {free / 1e9:.1f} GB free at {venv.parent}, "
+            f"the packages need about {DISK_NEEDED / 1e9:.1f} GB"
         )
     python = ".".join(map(str, sys.version_info[:3]))
     say(
-        f"making {venv} ({why}; Python {python}, {count} packages of requirements.lock, {'uv' if uv else 'pip + uv'})"
+        f"making {venv} ({why}; Python {python}, {count} packages of requirements.lock, "
+        f"with {'uv' if uv else 'pip, then uv'})"
     )
     start = time.monotonic()
     if uv:
@@ -103,7 +105,7 @@ def make_environment(venv: Path, stamp: str) -> None:
     else:
         run(
             [sys.executable, "-m", "venv", str(venv)],
-            "python -m venv failed; install the venv module of this Python (on Debian and Ubuntu: python3-venv)",
+            "python -m venv failed; install this Python's venv module (on Debian and Ubuntu: python3-venv)",
         )
         uv = bootstrap_uv(venv)
     if not (uv and install_with_uv(uv, venv)):
@@ -184,7 +186,7 @@ def install_with_pip(venv: Path) -> None:
             "-r",
             str(LOCK),
         ],
-        "pip could not install requirements.lock (its message stands above); nothing is half-installed: run again",
+        "pip could not install requirements.lock (its message stands above); run the command again",
     )
 
 

@@ -1,0 +1,212 @@
+"""One run from its config to its record: open, resume, train, evaluate, save, record."""
+
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from filelock import FileLock, Timeout
+
+from optimizers.build import build_optimizer
+from results.record import RunRecord
+from results.store import read_record
+from tasks.base import Task
+from tasks.errors import UserError
+from tasks.runner import checkpoint, distributed, memory, metrics, recording, rng
+from tasks.runner.config.schema import RunConfig
+from tasks.runner.device import Device, choose_device
+from tasks.runner.distributed import Ranks
+from tasks.runner.loop import Callbacks, Interrupted, NonFiniteError, Trainer
+from tasks.runner.paths import ROOT
+from tasks.runner.progress import Display, Silent
+from tasks.runner.registry import load_task
+from tasks.runner.signals import stop_on_signal
+from tasks.runner.trace import Trace
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run: its record, where that lies, and the exit status it means."""
+
+    record: RunRecord
+    record_path: Path
+    run_directory: Path
+    exit_status: int
+
+
+def under_root(path: str) -> Path:
+    """Return a path of a config: relative ones lie below the repository's root."""
+    return ROOT / Path(path).expanduser()
+
+
+def finished_record(config: RunConfig) -> Path | None:
+    """Return the record of this very run if it has completed, else None."""
+    path = under_root(config.output.records) / f"{config.run_id()}.json"
+    if not path.exists():
+        return None
+    record = read_record(path)
+    same = isinstance(record, RunRecord) and record.config_hash == config.config_hash()
+    return path if same and record.status == "completed" else None
+
+
+def train(config: RunConfig, display: Display, *, fresh: bool = False) -> Outcome:
+    """Run a config to its end, resuming from its last checkpoint unless `fresh`.
+
+    Raises:
+        UserError: data, model or checkpoint cannot be used, or the run is under way elsewhere.
+    """
+    ranks = distributed.join()
+    directory = under_root(config.output.runs) / config.run_id()
+    try:
+        if not ranks.is_first:
+            return run_locked(config, Silent(), ranks, directory, fresh)
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(directory / ".lock", timeout=0):
+                return run_locked(config, display, ranks, directory, fresh)
+        except Timeout:
+            raise UserError(
+                f"{directory}: this run is under way in another process; wait for it or stop it"
+            ) from None
+    finally:
+        distributed.leave()
+
+
+def run_locked(config: RunConfig, display: Display, ranks: Ranks, directory: Path, fresh: bool) -> Outcome:
+    """Run with the run directory to ourselves; whatever happens is recorded."""
+    device = choose_device(config.loop, ranks.local_rank, ranks.local_world_size)
+    rng.seed_all(config.seed)
+    memory.reset_peak(device.device)
+    record = recording.new_record(config, recording.environment(device, None, config.loop.compile))
+    trace, task = Trace(), None
+    try:
+        task = open_task(config, display)
+        trainer, record = prepare(config, task, device, ranks, directory, fresh, display, record)
+        trace = trainer.trace
+        metrics_found, sample = work(config, trainer, directory, display)
+        done = {"status": "completed", "metrics": metrics_found, "sample": sample}
+        done["primary_metric"] = load_task(config.task).metric
+        status = 0
+    except Interrupted as stop:
+        done, status = {"status": "interrupted", "reason": str(stop)}, 128 + stop.number
+    except KeyboardInterrupt:
+        done, status = {"status": "interrupted", "reason": "stopped at once"}, 128 + signal.SIGINT
+    except NonFiniteError as error:
+        done, status = {"status": "failed", "reason": str(error)}, 1
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        finish(
+            recording.filled(record, trace, task, status="failed", reason=reason), directory, config, ranks
+        )
+        raise
+    record = recording.filled(record, trace, task, **done)
+    return Outcome(record, finish(record, directory, config, ranks), directory, status)
+
+
+def finish(record: RunRecord, directory: Path, config: RunConfig, ranks: Ranks) -> Path:
+    """Keep the record, on the first rank only; return where it lies."""
+    records = under_root(config.output.records)
+    if not ranks.is_first:
+        return records / record.file_name
+    return recording.keep(record, directory, records)
+
+
+def open_task(config: RunConfig, display: Display) -> Task:
+    """Open the task's data; a ValueError of its validation becomes the user's line."""
+    try:
+        return load_task(config.task).open(config, display)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def prepare(
+    config: RunConfig,
+    task: Task,
+    device: Device,
+    ranks: Ranks,
+    directory: Path,
+    fresh: bool,
+    display: Display,
+    record: RunRecord,
+) -> tuple[Trainer, RunRecord]:
+    """Build model, optimizer and trainer, and go back to the last checkpoint where there is one."""
+    found = None
+    if not fresh:
+        found = checkpoint.load_latest(directory / "checkpoints", config.config_hash(), display.note)
+    elif ranks.is_first:
+        for path in checkpoint.steps(directory / "checkpoints"):
+            path.with_suffix(".json").unlink()
+            path.unlink(missing_ok=True)
+    if found is not None:
+        device = with_threads(device, found.content["threads"], display)
+    try:
+        model = task.build_model()
+        record = record.updated(model=recording.model_facts(model))
+        model = model.to(device.device, device.master)
+        wrapped = distributed.parallel(model, ranks, device.device)
+        if config.loop.compile:
+            wrapped = torch.compile(wrapped)
+        optimizer = build_optimizer(model, config.optimizer)
+        stream = task.stream(ranks.rank, ranks.world_size)
+        trainer = Trainer(config.loop, task, wrapped, model, optimizer, stream, device, ranks)
+        if found is not None:
+            trainer.load_state_dict(found.content)
+            display.note(f"resuming from {found.path.name}, step {trainer.step} of {config.loop.max_steps}")
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    backend = getattr(model, "attention_backend", None)
+    backend = backend(device.device, config) if callable(backend) else None
+    return trainer, record.updated(environment=recording.environment(device, backend, config.loop.compile))
+
+
+def with_threads(device: Device, threads: int, display: Display) -> Device:
+    """Return the device with a checkpoint's thread count: sums depend on how they are split."""
+    if threads == device.threads:
+        return device
+    display.note(f"using {threads} threads, as the checkpoint did (this machine would use {device.threads})")
+    torch.set_num_threads(threads)
+    return Device(device.device, device.name, device.precision, device.precision_reason, threads)
+
+
+def work(config: RunConfig, trainer: Trainer, directory: Path, display: Display) -> tuple[dict, str | None]:
+    """Train, evaluate, save; return the final metrics and a sample of what the model makes."""
+    first, device = trainer.ranks.is_first, trainer.device.device
+    earlier_peak = trainer.trace.peak_memory
+    sinks = metrics.open_sinks(config, directory, trainer.step) if first else []
+
+    def save(step: int) -> None:
+        trainer.trace.peak_memory = max(earlier_peak, memory.peak_bytes(device))
+        state = {**trainer.state_dict(), "config": config.resolved(), "config_hash": config.config_hash()}
+        if first:
+            checkpoint.save(directory / "checkpoints", step, state, config.loop.keep_checkpoints)
+
+    def on_metrics(step: int, kind: str, values: dict[str, float]) -> None:
+        for sink in sinks:
+            sink.write(step, kind, values)
+
+    trainer.callbacks = Callbacks(display.advance, on_metrics, save)
+    display.begin(
+        f"{config.experiment} {config.attention.variant}", config.loop.max_steps, trainer.step, "tokens"
+    )
+
+    def ask(number: int) -> None:
+        trainer.stop_signal = number
+        display.note(f"{signal.Signals(number).name}: finishing the step and writing a checkpoint")
+
+    try:
+        with stop_on_signal(ask):
+            trainer.run()
+            found = trainer.evaluate()
+            save(trainer.step)
+        sample = trainer.task.sample(trainer.plain_model, config.output.sample_bytes) if first else None
+        return {f"validation_{name}": value for name, value in found.items()}, sample
+    finally:
+        display.end()
+        for sink in sinks:
+            sink.close()
+        sys.stdout.flush()

@@ -1,0 +1,107 @@
+"""Language modelling: the next token of a text, for every token.
+
+Axis legend: B samples, T tokens of a sample, V vocabulary.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tasks.base import Batch, Display
+from tasks.text.corpus import Corpus, build_embedded_corpus, file_corpus
+from tasks.text.loader import TokenWindows, validation_windows
+from tasks.text.tokenizer import ByteTokenizer
+from xsa_core import GPT, GPTConfig, initialize
+
+PROMPT = "Return the "  # the start of many a docstring, and of an ordinary sentence
+SAMPLE_TEMPERATURE = 0.8
+LN2 = math.log(2.0)
+
+
+class TextTask:
+    """A corpus with a decoder over it."""
+
+    def __init__(self, config: Any, corpus: Corpus, name: str) -> None:
+        self.config = config
+        self.corpus = corpus
+        self.tokenizer = ByteTokenizer()
+        self.data_name = name
+        self.fingerprint = corpus.fingerprint
+        self.data_note = corpus.note
+        self.tokens_per_sample = config.data.seq_len
+
+    @classmethod
+    def open(cls, config: Any, display: Display) -> "TextTask":
+        """Open (for the embedded corpus: build, if need be) the data of a run.
+
+        Raises:
+            ValueError: a file that cannot be used, a package of the embedded corpus that is missing.
+        """
+        data = config.data
+        if data.source == "file":
+            return cls(config, file_corpus(data.path, data.validation_fraction), f"file {data.path}")
+        with display.work("embedded corpus") as report:
+            corpus = build_embedded_corpus(progress=report)
+        return cls(config, corpus, "embedded documentation")
+
+    def build_model(self) -> nn.Module:
+        """Return the decoder, initialised from the run's seed."""
+        model, attention = self.config.model, self.config.attention
+        gpt = GPT(
+            GPTConfig(
+                vocab_size=self.corpus.vocab_size,
+                max_seq_len=self.config.data.seq_len,
+                **model.model_dump(),
+                variant=attention.variant,
+                strength=attention.strength,
+                layers=attention.layers,
+                backend=attention.backend,
+            )
+        )
+        initialize(gpt, self.config.seed)
+        return gpt
+
+    def stream(self, rank: int, world_size: int) -> TokenWindows:
+        """Return this rank's windows of the training tokens, in the order of the run's seed."""
+        return TokenWindows(
+            self.corpus.train, self.config.data.seq_len, self.config.seed, rank=rank, world_size=world_size
+        )
+
+    def validation(self, samples: int, batch: int) -> list[Batch]:
+        """Return evenly spread windows of the validation tokens, the same for every seed."""
+        return list(validation_windows(self.corpus.validation, self.config.data.seq_len, samples, batch))
+
+    def weight(self, batch: Batch) -> float:
+        """Every token is a target."""
+        return float(batch[1].numel())
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the mean cross entropy in nats per token."""
+        inputs, targets = batch  # B T each
+        return model(inputs, targets)
+
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
+        """Return the loss in nats per token and in bits per byte; a token is a byte here."""
+        nats = tokens = 0.0
+        for batch in batches:
+            count = self.weight(batch)
+            nats += float(self.loss(model, batch)) * count
+            tokens += count
+        return {"loss": nats / tokens, "bits_per_byte": nats / tokens / LN2}
+
+    def sample(self, model: nn.Module, size: int) -> str | None:
+        """Return text the model continues a fixed prompt with, always from the same generator."""
+        if not size:
+            return None
+        device = next(model.parameters()).device
+        prompt = torch.tensor([self.tokenizer.encode(PROMPT)], device=device)  # 1 T
+        room = max(1, min(size, self.config.data.seq_len - prompt.shape[1]))
+        generator = torch.Generator(device).manual_seed(0)
+        model.eval()
+        with torch.no_grad():
+            tokens = model.generate(prompt, room, temperature=SAMPLE_TEMPERATURE, generator=generator)
+        model.train()
+        return self.tokenizer.decode(tokens[0].tolist())
