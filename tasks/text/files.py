@@ -1,0 +1,77 @@
+"""Files that are written whole, and the cache directory of the user."""
+
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from tasks.errors import UserError
+
+Buffer = bytes | memoryview
+
+
+def cache_root() -> Path:
+    """Return the suite's cache directory: `XSA_CACHE`, else `XDG_CACHE_HOME/xsa`, else `~/.cache/xsa`."""
+    if own := os.environ.get("XSA_CACHE"):
+        return Path(own).expanduser()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).expanduser() / "xsa"
+    return Path.home() / ".cache" / "xsa"
+
+
+def write_whole(path: Path, chunks: Iterable[Buffer]) -> str:
+    """Write `chunks` to `path` so that a reader sees the old file or all of the new one; return its sha256.
+
+    The bytes go to a hidden temporary name in the same directory, reach the disk and are renamed. After a
+    failure the old file is as it was and the temporary one is gone. Raises OSError.
+    """
+    digest = hashlib.sha256()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as stream:
+            for chunk in chunks:
+                digest.update(chunk)
+                stream.write(chunk)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return digest.hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file's bytes. Raises OSError."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def exclusive(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock file `path`; `waiting` is called once if another process holds it.
+
+    The lock belongs to the process: the system frees it when its holder dies. Raises UserError when the
+    directory cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            waiting()
+            lock.acquire()
+    except OSError as error:
+        raise UserError(
+            f"cannot write to the cache {path.parent} ({error.strerror or error}); "
+            "set XSA_CACHE to a directory that can be written"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()

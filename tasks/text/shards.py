@@ -1,0 +1,98 @@
+"""Token shards on disk, in the layout of llm.c and modded-nanogpt (`.bin`).
+
+A header of 256 little-endian int32 (magic 20240520, version 1, token count, zeros), then the tokens as
+little-endian uint16. nanoGPT's files have the tokens alone; they are read on request, never by guess.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.errors import UserError
+from tasks.text.files import write_whole
+
+MAGIC = 20240520
+VERSION = 1
+HEADER_INTS = 256
+HEADER_BYTES = 4 * HEADER_INTS
+TOKEN = np.dtype("<u2")
+
+
+def write_shard(path: Path, tokens: NDArray[Any]) -> str:
+    """Write `tokens` (N,) as one shard, whole; return the file's sha256.
+
+    Raises ValueError for ids that uint16 cannot hold, and OSError.
+    """
+    if len(tokens) and (tokens.min() < 0 or tokens.max() >= 1 << 16):
+        raise ValueError(f"{path}: ids from {tokens.min()} to {tokens.max()}, expected 0 to 65535 (uint16)")
+    header = np.zeros(HEADER_INTS, dtype="<i4")
+    header[:3] = MAGIC, VERSION, len(tokens)
+    return write_whole(path, [header.tobytes(), np.ascontiguousarray(tokens, dtype=TOKEN).tobytes()])
+
+
+def open_shard(path: Path, *, headerless: bool = False) -> NDArray[np.uint16]:
+    """Return a shard's tokens, memory-mapped (N,) uint16.
+
+    Raises UserError, naming the file, for a wrong magic or version, a size that is not what the header says,
+    a file without tokens and one that cannot be read.
+    """
+    offset = 0 if headerless else HEADER_BYTES
+    try:
+        size = path.stat().st_size
+        if not headerless:
+            count = _header_count(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); expected a .bin token shard") from None
+    if headerless:
+        count = size // TOKEN.itemsize
+    expected = offset + count * TOKEN.itemsize
+    if size != expected:
+        raise UserError(f"{path}: {size} bytes, expected {expected} for {count} tokens; the shard is damaged")
+    if count < 1:
+        raise UserError(f"{path}: no tokens in it; remove the shard")
+    return np.memmap(path, dtype=TOKEN, mode="r", offset=offset, shape=(count,))
+
+
+def _header_count(path: Path) -> int:
+    header = np.fromfile(path, dtype="<i4", count=3)
+    if len(header) < 3 or header[0] != MAGIC:
+        raise UserError(
+            f"{path}: no token shard (its header does not start with {MAGIC}); "
+            "for nanoGPT's files without a header ask for headerless"
+        )
+    if header[1] != VERSION:
+        raise UserError(f"{path}: shard version {header[1]}, expected {VERSION}; prepare the data again")
+    return int(header[2])
+
+
+class TokenShards:
+    """Several shards as one sequence of tokens: slices read only what they cover, across borders too."""
+
+    def __init__(self, paths: Sequence[Path], *, headerless: bool = False) -> None:
+        """Map all `paths`, in the order given. Raises UserError as `open_shard`, and for no paths."""
+        if not paths:
+            raise UserError("no token shards were given, expected at least one .bin file")
+        self._shards = [open_shard(path, headerless=headerless) for path in paths]
+        self._ends = list(accumulate(len(shard) for shard in self._shards))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, key: slice) -> NDArray[np.uint16]:
+        """Return tokens `start:stop` as an array of their own (K,); a step is not supported."""
+        start, stop, step = key.indices(len(self))
+        if step != 1:
+            raise ValueError(f"token shards are read with step 1, got {step}")
+        parts = []
+        shard = bisect_right(self._ends, start)
+        while start < stop:
+            begin = self._ends[shard] - len(self._shards[shard])
+            end = min(stop, self._ends[shard])
+            parts.append(self._shards[shard][start - begin : end - begin])
+            start, shard = end, shard + 1
+        return np.concatenate(parts) if parts else np.empty(0, dtype=TOKEN)
