@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,15 +73,26 @@ def scale_losses(axes: Axes, values: Sequence[float]) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def steps_axis(axes: Axes) -> None:
-    """Label the horizontal axis as training steps, whole numbers only."""
+def wrapped(text: str, width: int) -> str:
+    """Return a label broken into lines, after a space, slash or underscore, and inside a word never."""
+    lines = [""]
+    for part in re.findall(r"[^ /_]*[ /_]?", text):
+        if lines[-1] and len((lines[-1] + part).rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def steps_axis(axes: Axes, last: int) -> None:
+    """Let the horizontal axis be training steps from 0 to ``last``, whole numbers only."""
+    axes.set_xlim(0, 1.04 * max(last, 1))
     axes.set_xlabel("training step")
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
 def draw_line(
-    axes: Axes, steps: Sequence[int], values: Sequence[float], style: Look, label: str | None
+    axes: Axes, steps: Sequence[int], values: Sequence[float], style: Look, width: float = 1.8
 ) -> None:
     """Draw one run's curve, with markers where points are few enough to be told apart."""
     few = len(steps) <= 30
@@ -91,5 +103,5 @@ def draw_line(
         linestyle=style.line,
         marker=style.marker if few else None,
         markersize=4.0,
-        label=label,
+        linewidth=width,
     )

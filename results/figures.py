@@ -6,7 +6,6 @@ Both are drawn from records alone and give the same bytes for the same records.
 from __future__ import annotations
 
 import math
-import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,59 +16,67 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from results.cells import arm_key, arm_labels
-from results.drawing import draw_line, moving_average, save, scale_losses, steps_axis
+from results.drawing import draw_line, moving_average, save, scale_losses, steps_axis, wrapped
 from results.effects import Effect
 from results.metrics import metric as metric_facts
 from results.metrics import primary_metric
-from results.pairing import pair_records
+from results.pairing import BASELINE, pair_records
 from results.record import RunRecord
 from results.stats import summarize
-from results.style import GRID, INK, MUTED, look, styled
+from results.style import GRID, INK, MUTED, Look, arm_looks, styled
 
 _LABEL_WIDTH = 34
 
 
-def _training_panel(axes: Axes, runs: Sequence[RunRecord]) -> None:
+# What the curve panels draw: differences by arm, one step -> difference mapping per pair.
+Lines = dict[str, list[dict[int, float]]]
+
+
+def _last_step(records: Sequence[RunRecord]) -> int:
+    return max(
+        (curve.step[-1] for record in records for curve in record.curves.values() if curve.step), default=1
+    )
+
+
+def _width(records: Sequence[RunRecord]) -> float:
+    """Return a line width: thinner when several seeds lie on each other."""
+    return 1.8 if len({record.seed for record in records}) == 1 else 1.0
+
+
+def _training_panel(axes: Axes, runs: Sequence[RunRecord], looks: dict[str, Look]) -> None:
     shown: list[float] = []
     window = 1
     for record in runs:
         curve = record.curves["train"]
         values = list(map(float, curve["loss"]))
-        style = look(record.variant)
+        style = looks[arm_key(record)]
         window = max(1, len(values) // 25) | 1
         if window > 1:
             axes.plot(curve.step, values, color=style.colour, linewidth=0.7, alpha=0.25)
-        draw_line(axes, curve.step, moving_average(values, window), style, None)
+        draw_line(axes, curve.step, moving_average(values, window), style, _width(runs))
         shown += values
     scale_losses(axes, shown)
     axes.set_title("training loss" + (f", mean of {window} points" if window > 1 else ""))
     axes.set_ylabel("nats per target")
-    steps_axis(axes)
 
 
-def _validation_panel(axes: Axes, runs: Sequence[RunRecord], name: str, labels: dict[str, str]) -> None:
+def _validation_panel(axes: Axes, runs: Sequence[RunRecord], name: str, looks: dict[str, Look]) -> None:
     shown: list[float] = []
-    seen: set[str] = set()
     for record in runs:
         curve = record.curves["validation"]
         values = list(map(float, curve[name]))
-        label = labels[arm_key(record)]
-        draw_line(axes, curve.step, values, look(record.variant), None if label in seen else label)
-        seen.add(label)
+        draw_line(axes, curve.step, values, looks[arm_key(record)], _width(runs))
         shown += values
     scale_losses(axes, shown)
     axes.set_title("validation")
     axes.set_ylabel(name.replace("_", " "))
-    steps_axis(axes)
 
 
-def _difference_panel(axes: Axes, runs: Sequence[RunRecord], name: str) -> bool:
-    """Draw other minus baseline along training: thin lines per seed, thick the mean, shaded its interval."""
-    groups: dict[str, list[tuple[str, dict[int, float]]]] = defaultdict(list)
+def _pair_lines(runs: Sequence[RunRecord], name: str) -> Lines:
+    """Return other minus baseline at every common evaluation, by arm, one line per pair."""
+    lines: Lines = defaultdict(list)
     for pair in pair_records(runs).pairs:
-        first, second = pair.baseline.curves.get("validation"), pair.other.curves.get("validation")
-        if first is None or second is None or name not in first or name not in second:
-            continue
+        first, second = pair.baseline.curves["validation"], pair.other.curves["validation"]
         base = dict(zip(first.step, first[name], strict=True))
         line = {
             step: value - base[step]
@@ -77,92 +84,92 @@ def _difference_panel(axes: Axes, runs: Sequence[RunRecord], name: str) -> bool:
             if step in base and math.isfinite(value) and math.isfinite(base[step])
         }
         if line:
-            groups[arm_key(pair.other)].append((pair.other.variant, line))
-    for key in sorted(groups):
-        style = look(groups[key][0][0])
-        lines = [line for _, line in groups[key]]
+            lines[arm_key(pair.other)].append(line)
+    return dict(sorted(lines.items()))
+
+
+def _difference_panel(axes: Axes, arms: Lines, name: str, looks: dict[str, Look], last: int) -> None:
+    """Draw differences along training: thin lines per seed, thick the mean, shaded its 95% interval."""
+    ends = [0.0]
+    for key, lines in arms.items():
+        style = looks[key]
         for line in lines if len(lines) > 1 else []:
             axes.plot(list(line), list(line.values()), color=style.colour, linewidth=0.7, alpha=0.4)
         steps = sorted(set.intersection(*(set(line) for line in lines)))
         means = [summarize([line[step] for line in lines]) for step in steps]
-        draw_line(axes, steps, [mean.mean for mean in means], style, None)
-        if len(lines) > 1 and steps:
-            axes.fill_between(
-                steps,
-                [mean.low for mean in means],
-                [mean.high for mean in means],
-                color=style.colour,
-                alpha=0.15,
-                linewidth=0,
-            )
+        draw_line(axes, steps, [mean.mean for mean in means], style)
+        bounds = [(mean.mean, mean.mean) if mean.low is None else (mean.low, mean.high) for mean in means]
+        if len(lines) > 1:
+            low, high = [bound[0] for bound in bounds], [bound[1] for bound in bounds]
+            axes.fill_between(steps, low, high, color=style.colour, alpha=0.15, linewidth=0)
+        # The first tenth is left out of the scale: there, curves fall so steeply that it would hide the rest.
+        ends += [end for step, bound in zip(steps, bounds, strict=True) if step > 0.1 * last for end in bound]
+        ends += [value for line in lines for step, value in line.items() if step > 0.1 * last]
+    margin = 0.08 * (max(ends) - min(ends)) or 0.01
+    axes.set_ylim(min(ends) - margin, max(ends) + margin)
     axes.axhline(0.0, color=INK, linewidth=1.0, zorder=1.5)
-    most = max((len(lines) for lines in groups.values()), default=0)
-    axes.set_title("minus sa" + (f", {most} seeds" if most > 1 else ", one seed"))
-    axes.set_ylabel(f"difference in {name.replace('_', ' ')}")
-    _limit_to_late(axes, [line for group in groups.values() for _, line in group])
-    steps_axis(axes)
-    return bool(groups)
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    counts = sorted({len(lines) for lines in arms.values()})
+    many = "1 seed" if counts == [1] else f"{counts[0]} seeds"
+    if len(counts) > 1:
+        many = f"{counts[0]} to {counts[-1]} seeds"
+    axes.set_title(f"difference to sa ({many}{', 95% band' if counts[-1] > 1 else ''})")
+    axes.set_ylabel(name.replace("_", " "))
 
 
-def _limit_to_late(axes: Axes, lines: Sequence[dict[int, float]]) -> None:
-    """Scale a difference axis by what comes after the first, steep tenth of training."""
-    last = max((max(line) for line in lines), default=0)
-    late = [value for line in lines for step, value in line.items() if step > 0.1 * last]
-    if late:
-        low, high = min(0.0, *late), max(0.0, *late)
-        margin = 0.25 * (high - low) or 0.01
-        axes.set_ylim(low - margin, high + margin)
+def _usable(records: Sequence[RunRecord], curve: str, name: str) -> list[RunRecord]:
+    found = [record for record in records if curve in record.curves and name in record.curves[curve]]
+    return [record for record in found if record.curves[curve].step]
 
 
 def loss_curves(records: Sequence[RunRecord], path_stem: str | Path, title: str | None = None) -> list[Path]:
     """Draw training loss, validation and the paired difference of runs; return the PNG and SVG paths.
 
-    Runs without curves are left out; panels that nothing can be drawn in too. Raises ``ValueError`` when no
+    Runs without curves are left out, panels in which nothing can be drawn too. Raises ``ValueError`` when no
     run has any curve.
     """
-    training = [record for record in records if "train" in record.curves and "loss" in record.curves["train"]]
+    training = _usable(records, "train", "loss")
     name = (primary_metric(records) or "validation_loss").removeprefix("validation_")
-    validated = [
-        record for record in records if "validation" in record.curves and name in record.curves["validation"]
-    ]
+    validated = _usable(records, "validation", name)
     if not training and not validated:
         raise ValueError("no run has a training or validation curve; draw after the first evaluation")
     labels = arm_labels(records)
+    by_label = arm_looks({labels[arm_key(record)]: record.variant for record in records})
+    looks = {key: by_label[label] for key, label in labels.items()}
+    last = _last_step([*training, *validated])
+    arms = _pair_lines(validated, name)
     with styled():
-        probe = Figure().subplots()
-        paired = bool(validated) and _difference_panel(probe, validated, name)
-        panels = [bool(training), bool(validated), paired]
-        figure = Figure(figsize=(0.6 + 3.7 * sum(panels), 3.7), layout="constrained")
-        axes = list(figure.subplots(1, sum(panels), squeeze=False)[0])
+        count = sum(map(bool, (training, validated, arms)))
+        figure = Figure(figsize=(0.6 + 3.7 * count, 3.7), layout="constrained")
+        panels = list(figure.subplots(1, count, squeeze=False)[0])
+        for axes in panels:
+            steps_axis(axes, last)
         if training:
-            _training_panel(axes.pop(0), training)
+            _training_panel(panels.pop(0), training, looks)
         if validated:
-            _validation_panel(axes.pop(0), validated, name, labels)
-        if paired:
-            _difference_panel(axes.pop(0), validated, name)
-        _legend(figure, records, labels)
+            _validation_panel(panels.pop(0), validated, name, looks)
+        if arms:
+            _difference_panel(panels.pop(0), arms, name, looks, last)
+        _legend(figure, by_label)
         if title:
-            figure.suptitle(
-                "\n".join(textwrap.wrap(title, 90)), x=0.01, ha="left", fontsize=11.5, weight="bold"
-            )
+            figure.suptitle(wrapped(title, 32 * count), x=0.01, ha="left", fontsize=11.5, weight="bold")
         return save(figure, path_stem)
 
 
-def _legend(figure: Figure, records: Sequence[RunRecord], labels: dict[str, str]) -> None:
-    arms = {labels[arm_key(record)]: look(record.variant) for record in records}
-    order = sorted(arms, key=lambda label: (label != "sa", label))
+def _legend(figure: Figure, looks: dict[str, Look]) -> None:
+    order = sorted(looks, key=lambda label: (label != BASELINE, label))
     handles = [
         Line2D(
             [],
             [],
-            color=arms[label].colour,
-            linestyle=arms[label].line,
-            marker=arms[label].marker,
+            color=looks[label].colour,
+            linestyle=looks[label].line,
+            marker=looks[label].marker,
             label=label,
         )
         for label in order
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 5))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 4))
 
 
 def effect_figure(effects: Sequence[Effect], path_stem: str | Path, title: str | None = None) -> list[Path]:
@@ -175,14 +182,15 @@ def effect_figure(effects: Sequence[Effect], path_stem: str | Path, title: str |
     if len(names) != 1:
         raise ValueError(f"expected effects on one metric, got {sorted(names) or 'none'}; draw one each")
     facts = metric_facts(names.pop())
-    labels = ["\n".join(textwrap.wrap(f"{e.cell.label}: {e.arm}", _LABEL_WIDTH)) for e in effects]
+    labels = [wrapped(f"{e.cell.label}: {e.arm}", _LABEL_WIDTH) for e in effects]
+    looks = arm_looks({effect.arm: effect.variant for effect in effects})
     heights = [max(1.0, 0.55 * (label.count("\n") + 1)) for label in labels]
     with styled():
         figure = Figure(figsize=(7.6, 1.5 + 0.42 * sum(heights)), layout="constrained")
         axes = figure.subplots()
         places = [-(sum(heights[:i]) + 0.5 * heights[i]) for i in range(len(heights))]
         for place, effect in zip(places, effects, strict=True):
-            _effect_row(axes, place, effect)
+            _effect_row(axes, place, effect, looks[effect.arm])
         axes.axvline(0.0, color=INK, linewidth=1.0, zorder=1.5)
         axes.set_yticks(places, labels)
         axes.tick_params(axis="y", length=0)
@@ -193,10 +201,12 @@ def effect_figure(effects: Sequence[Effect], path_stem: str | Path, title: str |
         axes.set_xlabel(f"{facts.title}: difference to sa{better[facts.better]}")
         axes.set_title("mean and 95% interval over seeds; small dots are seeds", fontsize=9.5, color=MUTED)
         if title:
-            figure.suptitle(
-                "\n".join(textwrap.wrap(title, 70)), x=0.01, ha="left", fontsize=11.5, weight="bold"
-            )
+            figure.suptitle(wrapped(title, 70), x=0.01, ha="left", fontsize=11.5, weight="bold")
         return save(figure, path_stem)
+
+
+def _signed(value: float) -> str:
+    return "0" if value == 0 else f"{value:+g}".replace("-", "\N{MINUS SIGN}")
 
 
 def _symmetric(axes: Axes, effects: Sequence[Effect]) -> None:
@@ -209,11 +219,10 @@ def _symmetric(axes: Axes, effects: Sequence[Effect]) -> None:
     reach = 1.12 * max(ends) or 1.0
     axes.set_xlim(-reach, reach)
     axes.xaxis.set_major_locator(MaxNLocator(7, symmetric=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: "0" if value == 0 else f"{value:+g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _signed(value)))
 
 
-def _effect_row(axes: Axes, place: float, effect: Effect) -> None:
-    style = look(effect.variant)
+def _effect_row(axes: Axes, place: float, effect: Effect, style: Look) -> None:
     summary = effect.summary
     if summary is None:
         axes.axhline(place, color=GRID, linewidth=0.8, linestyle=":")

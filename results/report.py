@@ -19,6 +19,7 @@ from results.figures import effect_figure, loss_curves
 from results.jsonio import write_whole
 from results.metrics import metric as metric_facts
 from results.pairing import latest_runs, pair_records
+from results.published import PAPER, load_published, published_table
 from results.record import BenchRecord, Record, RunRecord
 from results.store import load_records
 from results.summaries import (
@@ -75,7 +76,7 @@ class _Writer:
         self.written += [path.relative_to(self.out_dir).as_posix() for path in paths]
 
 
-def report(records_dir: str | Path, out_dir: str | Path) -> list[Path]:
+def report(records_dir: str | Path, out_dir: str | Path, paper_dir: str | Path = PAPER) -> list[Path]:
     """Write tables, figures and ``README.md`` of all records into ``out_dir``; return the paths, sorted.
 
     Files of an earlier report that no longer belong are removed. Raises ``ValueError`` when a record cannot
@@ -83,6 +84,7 @@ def report(records_dir: str | Path, out_dir: str | Path) -> list[Path]:
     """
     root = Path(out_dir)
     records = load_records(records_dir)
+    published = load_published(paper_dir)
     readme = root / "README.md"
     if readme.exists() and MARK not in readme.read_text(encoding="utf-8", errors="replace")[:500]:
         raise ValueError(f"{readme}: written by hand, a report would replace it; give another folder")
@@ -98,9 +100,11 @@ def report(records_dir: str | Path, out_dir: str | Path) -> list[Path]:
         writer.table(runs_table(task, [record for record in runs if record.task == task]))
     for bench in _benches(records):
         writer.table(bench_table(bench))
+    if published:
+        writer.table(published_table(published))
     writer.table(unfinished_table(runs))
     writer.table(unpaired_table(pair_records(records).refused))
-    writer.text("README.md", _readme(records, runs, by_task, figures))
+    writer.text("README.md", _readme(records, runs, by_task, figures, bool(published)))
     names = sorted({*writer.written, MANIFEST})
     for name in sorted(set(earlier) - set(names)):
         (root / name).unlink(missing_ok=True)
@@ -169,6 +173,7 @@ def _readme(
     runs: Sequence[RunRecord],
     by_task: dict[tuple[str, str], list[Effect]],
     figures: Sequence[tuple[str, str]],
+    published: bool,
 ) -> str:
     lines = [MARK, "# Results", ""]
     completed = sum(record.status == "completed" for record in runs)
@@ -196,6 +201,13 @@ def _readme(
     lines += ["## Benchmarks", ""] if benches else []
     lines += [f"- [{bench.name}](tables/{slug(bench.run_id)}.md)" for bench in benches]
     lines += [""] if benches else []
+    if published:
+        lines += [
+            "## What others published",
+            "",
+            "[Table](tables/published.md), with sources; not measured here.",
+            "",
+        ]
     lines += ["## What is not here", ""]
     lines += [
         "- [runs that did not complete, with their reason](tables/unfinished.md)",

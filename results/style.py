@@ -7,7 +7,7 @@ keeps its colour, line and marker in every figure, so that no figure depends on 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,8 @@ _OTHERS = (
     Look("#6a3d9a", ":", "<"),
     Look("#666600", ":", ">"),
 )
+_LINES = ("-", "--", "-.", ":")
+_MARKERS = ("s", "o", "^", "D", "v", "P", "X", "h")
 
 _FAMILY = "xsa-results-sans"
 _RC: dict[str, Any] = {
@@ -89,6 +91,30 @@ def look(variant: str) -> Look:
     if variant in VARIANT_LOOKS:
         return VARIANT_LOOKS[variant]
     return _OTHERS[hashlib.sha256(variant.encode()).digest()[0] % len(_OTHERS)]
+
+
+def arm_looks(arms: Mapping[str, str]) -> dict[str, Look]:
+    """Return how each arm is drawn, given the variant of each: its variant's colour, a shade of it per arm.
+
+    Arms of one variant (strengths, layer choices) also differ in line and marker.
+    """
+    groups: dict[str, list[str]] = {}
+    for arm in sorted(arms):
+        groups.setdefault(arms[arm], []).append(arm)
+    looks: dict[str, Look] = {}
+    for variant, members in groups.items():
+        base = look(variant)
+        for i, arm in enumerate(reversed(members)):
+            light = 0.5 * i / max(1, len(members) - 1)
+            looks[arm] = (
+                base if i == 0 else Look(_lighter(base.colour, light), _LINES[i % 4], _MARKERS[i % 8])
+            )
+    return looks
+
+
+def _lighter(colour: str, share: float) -> str:
+    parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(part + share * (255 - part)):02x}" for part in parts)
 
 
 def _register_fonts() -> None:

@@ -10,7 +10,7 @@ from results.effects import Effect, verdict
 from results.metrics import metric as metric_facts
 from results.pairing import Refusal
 from results.record import BenchRecord, RunRecord
-from results.tables import Column, Table
+from results.tables import Column, Table, show
 
 EFFECT_NOTES = (
     "difference: this arm minus sa, per seed, on equal data order and initial weights",
@@ -101,8 +101,8 @@ def effects_table(name: str, title: str, effects: Sequence[Effect]) -> Table:
         Column("sd", "sd over seeds", digits),
         Column("seeds", "seeds"),
         Column("signs", "lower/higher"),
-        Column("p", "p"),
-        Column("holm", "p (Holm)"),
+        Column("p", "p", probability=True),
+        Column("holm", "p (Holm)", probability=True),
         Column("verdict", "verdict"),
         Column("notes", "notes"),
     )
@@ -168,7 +168,7 @@ def bench_table(record: BenchRecord) -> Table:
         keys |= dict.fromkeys(row)
     environment = record.environment
     machine = environment.device_name or environment.cpu or environment.device
-    notes = [f"{key}: {value}" for key, value in record.summary.items()]
+    notes = [f"{key.replace('_', ' ')}: {show(value)}" for key, value in record.summary.items()]
     notes.append(
         f"machine: {machine}, {environment.threads} threads, {environment.precision}, "
         f"torch {environment.versions.get('torch', 'unknown')}"

@@ -18,12 +18,16 @@ MISSING_CSV = "NA"
 
 @dataclass(frozen=True)
 class Column:
-    """One column: key of its values, heading, digits after the point, whether plus signs are shown."""
+    """One column: key of its values, heading, digits after the point, whether plus signs are shown.
+
+    Without ``digits`` a number is shown as it is. A ``probability`` too small for its digits reads ``<0.0001``, not zero.
+    """
 
     key: str
     title: str
-    digits: int = 4
+    digits: int | None = 4
     signed: bool = False
+    probability: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,7 @@ class Table:
 
     def text_rows(self) -> list[list[str]]:
         """Return the cells as shown, row by row."""
-        return [
-            [show(row.get(column.key), column.digits, column.signed) for column in self.columns]
-            for row in self.rows
-        ]
+        return [[_cell(row.get(column.key), column) for column in self.columns] for row in self.rows]
 
     def numeric(self, column: Column) -> bool:
         """Whether every value of a column that exists is a number: such columns are aligned right."""
@@ -52,7 +53,15 @@ class Table:
         )
 
 
-def show(value: Any, digits: int = 4, signed: bool = False) -> str:
+def _cell(value: Any, column: Column) -> str:
+    if column.probability and isinstance(value, float) and column.digits is not None:
+        least = 10.0**-column.digits
+        if value < least:
+            return f"<{least:.{column.digits}f}"
+    return show(value, column.digits, column.signed)
+
+
+def show(value: Any, digits: int | None = 4, signed: bool = False) -> str:
     """Return a value as a person reads it: rounded, thousands grouped, ``missing`` for ``None``."""
     if value is None:
         return MISSING
@@ -62,7 +71,7 @@ def show(value: Any, digits: int = 4, signed: bool = False) -> str:
     if isinstance(value, int):
         return f"{value:{sign},d}"
     if isinstance(value, float):
-        return f"{value:{sign},.{digits}f}"
+        return f"{value:{sign}}" if digits is None else f"{value:{sign},.{digits}f}"
     if isinstance(value, list | tuple):
         return ", ".join(show(item, digits) for item in value)
     return str(value)
