@@ -1,5 +1,6 @@
-"""Files that are written whole, and the cache directory of the user."""
+"""Files: written whole, locked, checked; and the user's cache directory."""
 
+import codecs
 import hashlib
 import os
 import secrets
@@ -12,6 +13,8 @@ from filelock import FileLock, Timeout
 from tasks.errors import UserError
 
 Buffer = bytes | memoryview
+
+CHUNK_BYTES = 1 << 20
 
 
 def cache_root() -> Path:
@@ -49,6 +52,26 @@ def sha256_of(path: Path) -> str:
     """Return the sha256 of a file's bytes. Raises OSError."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def check_utf8(path: Path) -> None:
+    """Raise UserError with the byte offset of the first place that is not UTF-8; memory is bounded."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset = 0  # of the chunk in the file
+    with path.open("rb") as stream:
+        while True:
+            chunk = stream.read(CHUNK_BYTES)
+            pending = len(decoder.getstate()[0])  # bytes of a character that the last chunk's end cut
+            try:
+                decoder.decode(chunk, final=not chunk)
+            except UnicodeDecodeError as error:
+                place = offset - pending + error.start
+                raise UserError(
+                    f"{path}: not UTF-8 at byte {place} ({error.reason}); convert it, for example with iconv"
+                ) from None
+            offset += len(chunk)
+            if not chunk:
+                return
 
 
 @contextmanager

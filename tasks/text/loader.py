@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from tasks.errors import UserError
 from tasks.text.order import permute, seeded_words
 
-Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
+Batch = tuple[Tensor, Tensor]  # inputs and targets, (B, T) int64 each
 
 
 class TokenSequence(Protocol):
@@ -39,7 +42,7 @@ class TokenWindows:
     ) -> None:
         """Open the order of `tokens` (N,) cut into windows of `seq_len` inputs and as many targets.
 
-        Raises ValueError for fewer tokens than one window needs and for an impossible rank.
+        Raises UserError for fewer tokens than one window needs, ValueError for an impossible rank.
         """
         _require_window(tokens, seq_len)
         if not 0 <= rank < world_size:
@@ -85,18 +88,18 @@ class TokenWindows:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on from a position, also with another number of ranks.
 
-        Raises ValueError for a state of other tokens, window length or seed, and for a position that the
+        Raises UserError for a state of other tokens, window length or seed, and for a position that the
         ranks cannot share evenly.
         """
         for name, value in self._identity().items():
             if state.get(name) != value:
-                raise ValueError(
+                raise UserError(
                     f"the saved data position has {name} {state.get(name)}, expected {value}; "
                     "resume with the data settings it was saved with"
                 )
         windows = state["windows"]
         if windows < 0 or windows % self.world_size:
-            raise ValueError(
+            raise UserError(
                 f"the saved data position, {windows} windows, cannot be shared by {self.world_size} ranks; "
                 "resume with a number of ranks that divides it"
             )
@@ -106,25 +109,25 @@ class TokenWindows:
         return {"tokens": len(self.tokens), "seq_len": self.seq_len, "seed": self.seed}
 
 
-def fixed_batches(tokens: TokenSequence, seq_len: int, windows: int, batch_size: int) -> Iterator[Batch]:
+def validation_windows(tokens: TokenSequence, seq_len: int, samples: int, batch_size: int) -> Iterator[Batch]:
     """Yield evaluation batches: the same windows at every call, spread evenly over all tokens, none twice.
 
-    At most `windows` windows, fewer where there are fewer, in order; the last batch may be smaller. Raises
-    ValueError for fewer tokens than one window needs.
+    They come in order, `samples` of them or all there are; the last batch may be smaller. Raises UserError for
+    fewer tokens than one window needs.
     """
-    starts = fixed_starts(tokens, seq_len, windows)
+    starts = validation_starts(tokens, seq_len, samples)
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}, expected at least 1")
     return (gather(tokens, starts[i : i + batch_size], seq_len) for i in range(0, len(starts), batch_size))
 
 
-def fixed_starts(tokens: TokenSequence, seq_len: int, windows: int) -> NDArray[np.int64]:
-    """Return where the evaluation windows start, (min(windows, all there are),), rising."""
+def validation_starts(tokens: TokenSequence, seq_len: int, samples: int) -> NDArray[np.int64]:
+    """Return where the evaluation windows start, (min(samples, all there are),), rising."""
     _require_window(tokens, seq_len)
-    if windows < 1:
-        raise ValueError(f"{windows} evaluation windows were asked for, expected at least 1")
+    if samples < 1:
+        raise ValueError(f"{samples} evaluation windows were asked for, expected at least 1")
     available = (len(tokens) - 1) // seq_len
-    chosen = min(windows, available)
+    chosen = min(samples, available)
     return np.arange(chosen, dtype=np.int64) * available // chosen * seq_len
 
 
@@ -133,17 +136,19 @@ def gather(tokens: TokenSequence, starts: NDArray[np.int64], seq_len: int) -> Ba
     both = np.empty((len(starts), seq_len + 1), dtype=np.int64)
     for row, start in zip(both, starts.tolist(), strict=True):
         row[:] = tokens[start : start + seq_len + 1]
-    return np.ascontiguousarray(both[:, :-1]), np.ascontiguousarray(both[:, 1:])
+    whole = torch.from_numpy(both)
+    return whole[:, :-1].contiguous(), whole[:, 1:].contiguous()
 
 
-def batch_hash(*arrays: Any) -> str:
-    """Return the sha256 of a batch's shapes and values, whatever holds them (NumPy, or torch on the CPU).
+def batch_hash(*arrays: Tensor | NDArray[Any]) -> str:
+    """Return the sha256 of a batch's shapes and values, whatever holds them (NumPy, torch on any device).
 
     Two runs that print equal hashes for every batch saw the same data in the same order.
     """
     digest = hashlib.sha256()
     for array in arrays:
-        values = np.ascontiguousarray(np.asarray(array)).astype("<i8")
+        values = array.numpy(force=True) if isinstance(array, Tensor) else array
+        values = np.ascontiguousarray(values, dtype="<i8")
         digest.update(repr(values.shape).encode("ascii"))
         digest.update(values.tobytes())
     return digest.hexdigest()
@@ -153,7 +158,7 @@ def _require_window(tokens: TokenSequence, seq_len: int) -> None:
     if seq_len < 1:
         raise ValueError(f"seq_len is {seq_len}, expected at least 1")
     if len(tokens) < seq_len + 1:
-        raise ValueError(
+        raise UserError(
             f"{len(tokens)} tokens are too few for one window, expected seq_len + 1 = {seq_len + 1} or more; "
             "use more text or a shorter seq_len"
         )
