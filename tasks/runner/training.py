@@ -18,7 +18,7 @@ from tasks.runner.config.schema import RunConfig
 from tasks.runner.device import Device, choose_device
 from tasks.runner.distributed import Ranks
 from tasks.runner.loop import Callbacks, Interrupted, NonFiniteError, Trainer
-from tasks.runner.paths import ROOT
+from tasks.runner.paths import under_root
 from tasks.runner.progress import Display, Silent
 from tasks.runner.registry import load_task
 from tasks.runner.signals import stop_on_signal
@@ -33,11 +33,6 @@ class Outcome:
     record_path: Path
     run_directory: Path
     exit_status: int
-
-
-def under_root(path: str) -> Path:
-    """Return a path of a config: relative ones lie below the repository's root."""
-    return ROOT / Path(path).expanduser()
 
 
 def finished_record(config: RunConfig) -> Path | None:

@@ -3,22 +3,53 @@
 Axis legend: B samples, T tokens of a sample, V vocabulary.
 """
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from tasks.base import Batch, Display
-from tasks.text.corpus import Corpus, build_embedded_corpus, file_corpus
-from tasks.text.loader import TokenWindows, validation_windows
-from tasks.text.tokenizer import ByteTokenizer
+from tasks.text.corpus import Corpus
+from tasks.text.embedded import build_embedded_corpus
+from tasks.text.loader import TokenWindows, fixed_batches
+from tasks.text.textfile import file_corpus
+from tasks.text.tokenizer import ByteTokenizer, bits_per_byte
 from xsa_core import GPT, GPTConfig, initialize
 
 PROMPT = "Return the "  # the start of many a docstring, and of an ordinary sentence
 SAMPLE_TEMPERATURE = 0.8
-LN2 = math.log(2.0)
+
+
+def build_gpt(config: Any, vocab_size: int) -> GPT:
+    """Return the decoder a run's config describes, its weights not yet set.
+
+    Raises:
+        ValueError: sizes that do not fit together, or an unknown variant or backend.
+    """
+    attention = config.attention
+    return GPT(
+        GPTConfig(
+            vocab_size=vocab_size,
+            max_seq_len=config.data.seq_len,
+            **config.model.model_dump(),
+            **attention.model_dump(),
+        )
+    )
+
+
+class TextStream(TokenWindows):
+    """The loader's windows as tensors."""
+
+    def next_batch(self, batch_size: int) -> Batch:
+        """Return inputs and targets (B, T) int64."""
+        return as_tensors(super().next_batch(batch_size))
+
+
+def as_tensors(batch: tuple[np.ndarray, ...]) -> Batch:
+    """Return a batch of arrays as tensors over the same memory."""
+    return tuple(map(torch.from_numpy, batch))
 
 
 class TextTask:
@@ -49,30 +80,19 @@ class TextTask:
 
     def build_model(self) -> nn.Module:
         """Return the decoder, initialised from the run's seed."""
-        model, attention = self.config.model, self.config.attention
-        gpt = GPT(
-            GPTConfig(
-                vocab_size=self.corpus.vocab_size,
-                max_seq_len=self.config.data.seq_len,
-                **model.model_dump(),
-                variant=attention.variant,
-                strength=attention.strength,
-                layers=attention.layers,
-                backend=attention.backend,
-            )
-        )
-        initialize(gpt, self.config.seed)
-        return gpt
+        model = build_gpt(self.config, self.corpus.vocab_size)
+        initialize(model, self.config.seed)
+        return model
 
-    def stream(self, rank: int, world_size: int) -> TokenWindows:
+    def stream(self, rank: int, world_size: int) -> "TextStream":
         """Return this rank's windows of the training tokens, in the order of the run's seed."""
-        return TokenWindows(
-            self.corpus.train, self.config.data.seq_len, self.config.seed, rank=rank, world_size=world_size
-        )
+        data = self.config.data
+        return TextStream(self.corpus.train, data.seq_len, self.config.seed, rank=rank, world_size=world_size)
 
     def validation(self, samples: int, batch: int) -> list[Batch]:
         """Return evenly spread windows of the validation tokens, the same for every seed."""
-        return list(validation_windows(self.corpus.validation, self.config.data.seq_len, samples, batch))
+        windows = fixed_batches(self.corpus.validation, self.config.data.seq_len, samples, batch)
+        return [as_tensors(batch) for batch in windows]
 
     def weight(self, batch: Batch) -> float:
         """Every token is a target."""
@@ -85,12 +105,13 @@ class TextTask:
 
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
         """Return the loss in nats per token and in bits per byte; a token is a byte here."""
-        nats = tokens = 0.0
+        nats, tokens = 0.0, 0
         for batch in batches:
-            count = self.weight(batch)
+            count = batch[1].numel()
             nats += float(self.loss(model, batch)) * count
             tokens += count
-        return {"loss": nats / tokens, "bits_per_byte": nats / tokens / LN2}
+        loss = nats / tokens
+        return {"loss": loss, "bits_per_byte": bits_per_byte(loss, tokens, n_bytes=tokens)}
 
     def sample(self, model: nn.Module, size: int) -> str | None:
         """Return text the model continues a fixed prompt with, always from the same generator."""
@@ -98,10 +119,6 @@ class TextTask:
             return None
         device = next(model.parameters()).device
         prompt = torch.tensor([self.tokenizer.encode(PROMPT)], device=device)  # 1 T
-        room = max(1, min(size, self.config.data.seq_len - prompt.shape[1]))
         generator = torch.Generator(device).manual_seed(0)
-        model.eval()
-        with torch.no_grad():
-            tokens = model.generate(prompt, room, temperature=SAMPLE_TEMPERATURE, generator=generator)
-        model.train()
+        tokens = model.generate(prompt, size, temperature=SAMPLE_TEMPERATURE, generator=generator)
         return self.tokenizer.decode(tokens[0].tolist())

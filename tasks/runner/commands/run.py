@@ -22,6 +22,7 @@ def run(options: argparse.Namespace) -> int:
 
     config = load_config(options.experiment, options.overrides)
 
+    from tasks.runner.paths import shown
     from tasks.runner.progress import make_display
     from tasks.runner.training import finished_record, train
 
@@ -38,11 +39,3 @@ def run(options: argparse.Namespace) -> int:
     print(f"record: {shown(outcome.record_path)}")
     print(f"run directory: {shown(outcome.run_directory)}")
     return outcome.exit_status
-
-
-def shown(path) -> str:
-    """Return a path for people: relative to the working directory where it lies below it."""
-    from pathlib import Path
-
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
