@@ -25,14 +25,15 @@ _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _MAX_DEPTH = 64
 
 
-def plain(value: Any, where: str = "value", depth: int = 0) -> Any:
+def plain(value: Any, where: str = "", depth: int = 0) -> Any:
     """Return ``value`` made of ``dict``, ``list``, ``str``, ``int``, ``float``, ``bool`` and ``None`` only.
 
     Tuples become lists and the keys of every mapping are sorted, so that equal contents give equal text.
     Raises ``ValueError`` naming the place when something has no JSON form (an array, a path, a set ...).
     """
+    place = where or "value"
     if depth > _MAX_DEPTH:
-        raise ValueError(f"{where}: nested deeper than {_MAX_DEPTH} levels; store a flatter structure")
+        raise ValueError(f"{place}: nested deeper than {_MAX_DEPTH} levels; store a flatter structure")
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -47,15 +48,17 @@ def plain(value: Any, where: str = "value", depth: int = 0) -> Any:
         for key in value:
             if not isinstance(key, str):
                 raise ValueError(
-                    f"{where}: key {key!r} is {type(key).__name__}, expected str; write str(key)"
+                    f"{place}: key {key!r} is {type(key).__name__}, expected str; write str(key)"
                 )
             if key == FLOAT_TAG:
-                raise ValueError(f"{where}: the key {FLOAT_TAG!r} stands for NaN and infinity; rename it")
-        return {key: plain(value[key], f"{where}.{key}", depth + 1) for key in sorted(value)}
+                raise ValueError(f"{place}: the key {FLOAT_TAG!r} stands for NaN and infinity; rename it")
+        return {
+            key: plain(value[key], f"{where}.{key}" if where else key, depth + 1) for key in sorted(value)
+        }
     if isinstance(value, list | tuple):
         return [plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
     raise ValueError(
-        f"{where}: {type(value).__name__} has no JSON form; convert it to str, int, float, bool, list or dict"
+        f"{place}: {type(value).__name__} has no JSON form; convert it to str, int, float, bool, list or dict"
     )
 
 

@@ -33,7 +33,7 @@ STATUSES = ("running", "completed", "failed", "interrupted")
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
 Count = Annotated[int, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
-Free = Annotated[dict[str, Any], BeforeValidator(plain)]
+Free = Annotated[dict[str, Any], BeforeValidator(lambda value: plain(value))]
 
 
 def utc_now() -> str:
@@ -295,7 +295,12 @@ def parse_record(data: Any) -> Record:
     if not isinstance(data, dict) or "schema_version" not in data or "kind" not in data:
         raise ValueError("not a record: a record is an object with 'schema_version' and 'kind'")
     version = data["schema_version"]
-    if isinstance(version, int) and not isinstance(version, bool) and version > SCHEMA_VERSION:
+    # By type first: True would pass for 1.
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise ValueError(
+            f"schema_version: expected a whole number, got {version!r}; restore or remove the record"
+        )
+    if version > SCHEMA_VERSION:
         raise ValueError(
             f"written with schema version {version}, this program reads up to {SCHEMA_VERSION}; update it"
         )

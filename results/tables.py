@@ -20,7 +20,8 @@ MISSING_CSV = "NA"
 class Column:
     """One column: key of its values, heading, digits after the point, whether plus signs are shown.
 
-    Without ``digits`` a number is shown as it is. A ``probability`` too small for its digits reads ``<0.0001``, not zero.
+    Without ``digits`` a number is shown as it is. A ``probability`` too small for its digits reads
+    ``<0.0001``, not zero.
     """
 
     key: str
