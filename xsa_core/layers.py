@@ -74,7 +74,7 @@ class StackConfig:
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
         if self.head_dim is None and self.d_model % self.n_heads:
             raise ValueError(
-                f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}: change it or give head_dim"
+                f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}: give head_dim"
             )
         if self.n_heads % self.value_heads:
             raise ValueError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}")

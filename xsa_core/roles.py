@@ -96,7 +96,7 @@ def parameter_roles(
             full = f"{prefix}.{name}" if prefix else name
             if full not in every_name:
                 raise ValueError(
-                    f"{type(module).__name__} ({prefix or 'root'}) declares a role for {name}, no parameter of it"
+                    f"{type(module).__name__} ({prefix or 'root'}) declares a role for {name}, which it lacks"
                 )
             told.setdefault(full, role)
     for name, role in (declared or {}).items():
@@ -116,7 +116,7 @@ def parameter_roles(
             roles[name] = role
     if unknown:
         raise ValueError(
-            f"no role is known for {'; '.join(unknown)}: add it to the model's declared_roles() or pass declared="
+            f"no role is known for {'; '.join(unknown)}: add it to declared_roles() or pass declared="
         )
     return roles
 
