@@ -28,8 +28,8 @@ SOURCE = Path(__file__).with_name("csrc") / "projection.cpp"
 BUILD_TIMEOUT_S = 300.0
 LOCK_TIMEOUT_S = 330.0
 
-# What at::vec needs to pick its vector width: the macro of torch's own build and the instruction sets behind
-# it. ECTOR_FLAGS = {
+# What at::vec needs to pick its vector width: the macro of torch's own build and its instruction sets.
+_VECTOR_FLAGS = {
     "AVX512": "-DCPU_CAPABILITY=AVX512 -DCPU_CAPABILITY_AVX512 "
     "-mavx512f -mavx512dq -mavx512vl -mavx512bw -mavx2 -mfma -mf16c",
     "AVX2": "-DCPU_CAPABILITY=AVX2 -DCPU_CAPABILITY_AVX2 -mavx2 -mfma -mf16c",
@@ -76,15 +76,22 @@ def flags() -> list[str]:
 
 
 def build_command(output: Path) -> list[str]:
-    """The one compiler call that makes ``output`` from the source against torch's own headers and libraries."""
+    """The one compiler call that makes ``output``, against torch's own headers and libraries."""
     # Its import looks for a CUDA toolkit and complains where it finds one without a device.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     from torch.utils import cpp_extension
 
     includes = [word for path in cpp_extension.include_paths("cpu") for word in ("-isystem", path)]
     libraries = [f"-L{path}" for path in cpp_extension.library_paths("cpu")]
-    return [*compiler(), *flags(), *includes, str(SOURCE), *libraries, *"-lc10 -ltorch_cpu -o".split(),
-    str(output)]
+    return [
+        *compiler(),
+        *flags(),
+        *includes,
+        str(SOURCE),
+        *libraries,
+        *"-lc10 -ltorch_cpu -o".split(),
+        str(output),
+    ]
 
 
 def cache_key() -> str:
@@ -106,8 +113,8 @@ def _lock(path: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise BuildError(f"another process has been building for {LOCK_TIMEOUT_S:.0f} s") from
-                    None
+                    reason = f"another process has been building for {LOCK_TIMEOUT_S:.0f} s"
+                    raise BuildError(reason) from None
                 time.sleep(0.2)
             except OSError:  # a file system without locks: two builds at once are wasteful, not wrong
                 break
@@ -128,9 +135,8 @@ def build(target: Path) -> None:
             build_command(Path(name)), capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
         )
         if done.returncode:
-            complaints = [line for line in done.stderr.splitlines() if "error" in line] or
-            done.stderr.splitlines() raise BuildError(f"the compiler failed: {complaints[0] if complaints else
-            done.returncode}")
+            lines = done.stderr.splitlines() or [f"exit status {done.returncode}"]
+            raise BuildError(f"the compiler failed: {next((x for x in lines if 'error' in x), lines[0])}")
         Path(name).replace(target)
     except subprocess.TimeoutExpired:
         raise BuildError(f"the compiler took more than {BUILD_TIMEOUT_S:.0f} s") from None
@@ -179,7 +185,7 @@ def _build_and_load(target: Path) -> None:
 
 
 def _why_not_loaded(path: Path) -> str | None:
-    """Load the shared library, which registers its functions; None when that worked, else the linker's reason."""
+    """Load the library, which registers its functions; None when that worked, else the linker's reason."""
     try:
         ctypes.CDLL(str(path))
     except OSError as error:
