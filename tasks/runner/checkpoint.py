@@ -34,15 +34,25 @@ def save(directory: Path, step: int, content: dict[str, Any], keep: int) -> Path
     """Write the checkpoint of `step` whole, then drop all but the last `keep`.
 
     Raises:
-        OSError: the disk is full or not writable; older checkpoints stay as they were.
+        UserError: the disk is full or not writable; older checkpoints stay as they were.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"step-{step:08d}.pt"
     content = {"format": FORMAT, "version": VERSION, "step": step, **content}
-    write_whole(path, lambda temporary: torch.save(content, temporary))
-    manifest = {"format": FORMAT, "version": VERSION, "step": step, "bytes": path.stat().st_size}
-    text = json.dumps({**manifest, "sha256": sha256(path)}, indent=1)
-    write_whole(path.with_suffix(".json"), lambda temporary: temporary.write_text(text))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for left in directory.glob(".step-*.tmp"):
+            left.unlink(missing_ok=True)  # of a process that was killed while it wrote
+        # A checkpoint of this step may be there already: while its file changes, it does not exist.
+        path.with_suffix(".json").unlink(missing_ok=True)
+        write_whole(path, lambda temporary: torch.save(content, temporary))
+        manifest = {"format": FORMAT, "version": VERSION, "step": step, "bytes": path.stat().st_size}
+        text = json.dumps({**manifest, "sha256": sha256(path)}, indent=1)
+        write_whole(path.with_suffix(".json"), lambda temporary: temporary.write_text(text))
+    except (OSError, RuntimeError) as error:  # RuntimeError is what torch.save makes of a full disk
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise UserError(
+            f"{path}: the checkpoint cannot be written ({reason}); make room, then run the same command"
+        ) from error
     for old in steps(directory)[:-keep]:
         # The manifest goes first: a checkpoint without one does not exist.
         old.with_suffix(".json").unlink(missing_ok=True)
@@ -93,20 +103,29 @@ def load(path: Path) -> Loaded:
         raise UserError(
             f"{path}: not a checkpoint of this suite; expected a file step-N.pt of a run directory"
         )
-    if content["version"] > VERSION:
+    if content.get("version") != VERSION:
         raise UserError(
-            f"{path}: written by a newer version of the suite (format {content['version']}); update"
+            f"{path}: of checkpoint format {content.get('version')}, this version of the suite reads format "
+            f"{VERSION}; use the version that wrote it, or --fresh to start over"
         )
     return Loaded(path, content)
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
-    """Return a checkpoint's manifest, None where there is none or it is not readable."""
-    try:
-        manifest = json.loads(path.read_text())
-    except (OSError, ValueError):
+    """Return a checkpoint's manifest, None where there is none (a .pt file copied alone).
+
+    Raises:
+        UserError: there is one, but it is damaged.
+    """
+    if not path.exists():
         return None
-    return manifest if isinstance(manifest, dict) and {"bytes", "sha256"} <= manifest.keys() else None
+    try:
+        manifest = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        manifest = None
+    if not isinstance(manifest, dict) or not {"bytes", "sha256"} <= manifest.keys():
+        raise UserError(f"{path}: damaged, not the manifest of a checkpoint; use another checkpoint")
+    return manifest
 
 
 def load_latest(directory: Path, config_hash: str, warn: Callable[[str], None]) -> Loaded | None:

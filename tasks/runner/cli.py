@@ -77,7 +77,17 @@ def parse(arguments: list[str]) -> tuple[ModuleType, argparse.Namespace]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_arguments(parser)
-    return command, parser.parse_args(rest)
+    return command, parse_options(parser, rest)
+
+
+def parse_options(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    """Return the options, which may stand anywhere among overrides: `seed=1 --fresh loop.max_steps=9`.
+
+    argparse can mix them only where no argument takes all that follows.
+    """
+    if any(action.nargs in {argparse.REMAINDER, argparse.PARSER} for action in parser._actions):
+        return parser.parse_args(words)
+    return parser.parse_intermixed_args(words)
 
 
 def dispatch(arguments: list[str]) -> int:

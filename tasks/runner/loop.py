@@ -131,7 +131,7 @@ class Trainer:
             if self.step > settled or self.step >= self.loop.max_steps:
                 self.trace.rates.append(rate)
             self.callbacks.on_step(self.step, loss, rate)
-            if self._due(self.loop.log_every):
+            if self._due(self.loop.log_every) or self.step == self.loop.max_steps:
                 lr = self.optimizer.param_groups[0]["peak_lr"] * factor
                 self._log("train", {"loss": loss, "grad_norm": norm, "lr": lr, "tokens_per_second": rate})
             if self._due(self.loop.eval_every):
@@ -189,6 +189,7 @@ class Trainer:
             "model": self.plain_model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "stream": self.stream.state_dict(),
+            "data_fingerprint": self.task.fingerprint,
             "rng": rng.capture(),
             "trace": self.trace.state_dict(),
             "threads": self.device.threads,
@@ -206,6 +207,10 @@ class Trainer:
                 f"the checkpoint was written by {state['world_size']} processes, this run has "
                 f"{self.ranks.world_size}; start as many"
             )
+        if state["data_fingerprint"] != self.task.fingerprint:
+            raise ValueError(
+                "the data have changed since the checkpoint was written; restore them, or add --fresh"
+            )
         self.plain_model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.stream.load_state_dict(state["stream"])
@@ -217,8 +222,8 @@ class Trainer:
         return bool(every) and self.step % every == 0 and self.step < self.loop.max_steps
 
     def _log(self, kind: str, values: dict[str, float]) -> None:
-        self.trace.add(kind, self.step, values)
-        self.callbacks.on_metrics(self.step, kind, values)
+        if self.trace.add(kind, self.step, values):
+            self.callbacks.on_metrics(self.step, kind, values)
 
     def _to_device(self, batch: Batch) -> Batch:
         return tuple(part.to(self.device.device, non_blocking=True) for part in batch)

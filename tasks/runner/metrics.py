@@ -60,7 +60,7 @@ class TensorBoard:
     def __init__(self, directory: Path, resumed_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(directory), purge_step=resumed_step + 1 if resumed_step else None)
+        self.writer = SummaryWriter(str(directory), purge_step=resumed_step + 1)
 
     def write(self, step: int, kind: str, values: dict[str, float]) -> None:
         """Add one scalar for every value."""

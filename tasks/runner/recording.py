@@ -1,14 +1,12 @@
 """The record of a run: what it says about machine, model, data and itself."""
 
 import contextlib
-import hashlib
 import importlib.metadata
 import platform
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from results.record import DataFacts, Environment, ModelFacts, RunRecord, Throughput, utc_now
@@ -18,6 +16,9 @@ from tasks.runner.config.schema import RunConfig
 from tasks.runner.device import Device, cpu_name
 from tasks.runner.paths import ROOT
 from tasks.runner.trace import Trace
+from xsa_core.attention.backends import Request, check_backend, choose_backend
+from xsa_core.attention.module import SelfAttention
+from xsa_core.initialization import variant_parameter_names, weights_sha256
 from xsa_core.roles import Role, parameter_roles
 
 # What a result may depend on; each is recorded with its version where it is installed.
@@ -71,28 +72,41 @@ def git_state() -> tuple[str | None, bool | None]:
         return None, None
 
 
-def weights_sha256(named: list[tuple[str, torch.Tensor]]) -> str:
-    """Return the hash of tensors with their names, independent of their order."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(named, key=lambda pair: pair[0]):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
 def model_facts(model: nn.Module) -> ModelFacts:
     """Count and hash a freshly initialised model."""
     roles = parameter_roles(model)
     named = list(model.named_parameters())
-    own = {name for name, _ in named if roles[name].role is Role.STRENGTH}
     embedding = sum(tensor.numel() for name, tensor in named if roles[name].role is Role.EMBEDDING)
     count = sum(tensor.numel() for _, tensor in named)
     return ModelFacts(
         parameters=count,
         parameters_non_embedding=count - embedding,
-        initial_weights_sha256=weights_sha256([pair for pair in named if pair[0] not in own]),
-        variant_weights_sha256=weights_sha256([pair for pair in named if pair[0] in own]) if own else None,
+        initial_weights_sha256=weights_sha256(model),
+        variant_weights_sha256=weights_sha256(model, variant=True)
+        if variant_parameter_names(model)
+        else None,
     )
+
+
+def attention_backend(model: nn.Module, device: Device, tokens: int) -> str | None:
+    """Return the backend that the model's self attention uses on whole samples; None without one."""
+    layer = next((module for module in model.modules() if isinstance(module, SelfAttention)), None)
+    if layer is None:
+        return None
+    request = Request(
+        device=device.device.type,
+        dtype=device.precision,
+        masks=frozenset({"causal"} if layer.causal else ()),
+        T=tokens,
+        S=tokens,
+        heads=layer.n_heads,
+        kv_heads=layer.n_kv_heads,
+        key_size=layer.head_dim,
+        value_size=layer.head_dim,
+        dropout=layer.dropout > 0,
+        lse=layer.sink_k is not None,
+    )
+    return choose_backend(request) if layer.backend == "auto" else check_backend(layer.backend, request)
 
 
 def new_record(config: RunConfig, environment: Environment) -> RunRecord:
@@ -101,7 +115,8 @@ def new_record(config: RunConfig, environment: Environment) -> RunRecord:
         run_id=config.run_id(),
         experiment=config.experiment,
         task=config.task,
-        config=config.resolved(),
+        # Where a run writes is not what it is, and a path of one machine tells another nothing.
+        config={name: part for name, part in config.resolved().items() if name != "output"},
         config_hash=config.config_hash(),
         pair_hash=config.pair_hash(),
         cell_hash=config.cell_hash(),

@@ -40,14 +40,15 @@ class Trace:
         self.training_seconds += seconds
         del self.rates[:-MAX_RATES]
 
-    def add(self, kind: str, step: int, values: dict[str, float]) -> None:
-        """Add a point to the curves of a kind (train, validation)."""
+    def add(self, kind: str, step: int, values: dict[str, float]) -> bool:
+        """Add a point to the curves of a kind (train, validation); tell whether it is new."""
         curve = self.curves.setdefault(kind, {"step": []})
         if curve["step"] and curve["step"][-1] == step:
-            return  # a resumed run evaluates its last step once more, with the same result
+            return False  # a resumed run evaluates its last step once more, with the same result
         curve["step"].append(step)
         for name, value in values.items():
             curve.setdefault(name, []).append(float(value))
+        return True
 
     def rate(self) -> float | None:
         """Return the median speed in units per second."""

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,14 +50,16 @@ def train(config: RunConfig, display: Display, *, fresh: bool = False) -> Outcom
     """Run a config to its end, resuming from its last checkpoint unless `fresh`.
 
     Raises:
-        UserError: data, model or checkpoint cannot be used, or the run is under way elsewhere.
+        UserError: data, model, checkpoint or a directory cannot be used, memory does not suffice, or the run
+            is under way elsewhere.
     """
     ranks = distributed.join()
     directory = under_root(config.output.runs) / config.run_id()
     try:
         if not ranks.is_first:
             return run_locked(config, Silent(), ranks, directory, fresh)
-        directory.mkdir(parents=True, exist_ok=True)
+        make_writable(under_root(config.output.records), "output.records")
+        make_writable(directory, "output.runs")
         try:
             with FileLock(directory / ".lock", timeout=0):
                 return run_locked(config, display, ranks, directory, fresh)
@@ -66,6 +69,18 @@ def train(config: RunConfig, display: Display, *, fresh: bool = False) -> Outcom
             ) from None
     finally:
         distributed.leave()
+
+
+def make_writable(directory: Path, key: str) -> None:
+    """Make a directory and write to it once: better refused now than after the training."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{key}: {directory} cannot be written ({error.strerror}); give a directory that can"
+        ) from None
 
 
 def run_locked(config: RunConfig, display: Display, ranks: Ranks, directory: Path, fresh: bool) -> Outcome:
@@ -90,13 +105,30 @@ def run_locked(config: RunConfig, display: Display, ranks: Ranks, directory: Pat
     except NonFiniteError as error:
         done, status = {"status": "failed", "reason": str(error)}, 1
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        failure = told(error)
+        if isinstance(failure, UserError) and not trace.samples:
+            raise failure from error  # nothing was trained: a mistake in the command is not a run
+        reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
         finish(
             recording.filled(record, trace, task, status="failed", reason=reason), directory, config, ranks
         )
-        raise
+        if failure is error:
+            raise
+        raise failure from error
     record = recording.filled(record, trace, task, **done)
     return Outcome(record, finish(record, directory, config, ranks), directory, status)
+
+
+def told(error: Exception) -> Exception:
+    """Return what a user should read: one line where memory or disk fell short, else the error itself."""
+    memory_words = ("DefaultCPUAllocator", "out of memory")
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(w in str(error) for w in memory_words):
+        return UserError(
+            "out of memory; take a smaller loop.micro_batch (the result stays the same) or model"
+        )
+    if isinstance(error, OSError) and error.filename:
+        return UserError(f"{error.filename}: {error.strerror}; free the disk or the path, then run again")
+    return error
 
 
 def finish(record: RunRecord, directory: Path, config: RunConfig, ranks: Ranks) -> Path:
@@ -147,6 +179,7 @@ def prepare(
         optimizer = build_optimizer(model, config.optimizer)
         stream = task.stream(ranks.rank, ranks.world_size)
         trainer = Trainer(config.loop, task, wrapped, model, optimizer, stream, device, ranks)
+        backend = recording.attention_backend(model, device, task.tokens_per_sample)
         if found is not None:
             trainer.load_state_dict(found.content)
             display.note(f"resuming from {found.path.name}, step {trainer.step} of {config.loop.max_steps}")
@@ -154,8 +187,6 @@ def prepare(
         raise
     except ValueError as error:
         raise UserError(str(error)) from error
-    backend = getattr(model, "attention_backend", None)
-    backend = backend(device.device, config) if callable(backend) else None
     return trainer, record.updated(environment=recording.environment(device, backend, config.loop.compile))
 
 

@@ -5,6 +5,7 @@ first, so that a misspelt key is answered with the nearest valid one and never w
 """
 
 import difflib
+import re
 import types
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,9 @@ from tasks.runner.config.schema import RunConfig
 from tasks.runner.paths import CONFIGS
 from tasks.runner.registry import TASKS, load_task
 
-FORBIDDEN = "oc."  # resolvers that read the environment: a config must mean the same everywhere
+# ${name:...} calls a resolver, which may read the environment or the clock: a config must mean the same
+# everywhere and always. ${loop.max_steps}, the value of another key, may stay.
+RESOLVER = re.compile(r"\$\{\s*[\w.]+\s*:")
 
 
 def experiments() -> list[str]:
@@ -114,7 +117,7 @@ def checked(overrides: list[str] | tuple[str, ...], schema: type[RunConfig]) -> 
         key, equals, value = override.partition("=")
         if not equals or not key:
             raise UserError(f"'{override}': expected KEY=VALUE, for instance seed=3 or attention=sa")
-        if FORBIDDEN in value and "${" in value:
+        if RESOLVER.search(value):
             raise UserError(f"'{override}': a config must not read the environment; write the value itself")
         if key in groups():
             if value not in options(key):
@@ -127,7 +130,9 @@ def checked(overrides: list[str] | tuple[str, ...], schema: type[RunConfig]) -> 
         if any(valid.startswith(f"{key}.") for valid in keys):
             inside = [valid for valid in keys if valid.startswith(f"{key}.")]
             raise UserError(f"'{override}': {key} is a section; set its keys, for instance {inside[0]}=VALUE")
-        if key not in keys or key in {"task", "experiment"}:
+        if key in {"task", "experiment"}:
+            raise UserError(f"'{override}': {key} cannot be overridden; name another experiment instead")
+        if key not in keys:
             raise UserError(
                 f"unknown key '{key}'; {nearest(key, keys)}./xsa config EXPERIMENT prints all keys"
             )
@@ -173,10 +178,10 @@ def compose(overrides: list[str]) -> dict[str, Any]:
 def refuse_environment_reads(directory: Path) -> None:
     """Refuse YAML that reads the environment: the same config must mean the same everywhere."""
     for path in directory.rglob("*.yaml"):
-        text = path.read_text(encoding="utf-8")
-        if "${oc." in text.replace(" ", ""):
+        found = RESOLVER.search(path.read_text(encoding="utf-8"))
+        if found:
             raise UserError(
-                f"{path.relative_to(directory.parent)}: a config must not use ${{oc.…}}; write the value"
+                f"{path.relative_to(directory.parent)}: a config must not use {found[0]}…}}; write the value"
             )
 
 

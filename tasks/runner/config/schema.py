@@ -30,7 +30,9 @@ class LoopConfig(Section):
 
     max_steps: PositiveInt
     batch_unit: Literal["samples", "tokens"] = Field("samples", description="unit of global_batch")
-    global_batch: PositiveInt = Field(description="samples or tokens of one update, over all devices")
+    global_batch: PositiveInt = Field(
+        le=2**31 - 1, description="samples or tokens of one update, over all devices"
+    )
     micro_batch: NonNegativeInt = Field(
         0, description="samples of one forward pass; 0 takes the whole batch at once"
     )
@@ -44,7 +46,9 @@ class LoopConfig(Section):
     log_every: PositiveInt = Field(10, description="steps between points of the training curve")
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
-    threads: NonNegativeInt = Field(0, description="CPU threads; 0: one per core this process may use")
+    threads: NonNegativeInt = Field(
+        0, le=1024, description="CPU threads; 0: one per core this process may use"
+    )
     compile: bool = Field(False, description="torch.compile the model: tens of seconds of start-up")
 
     @model_validator(mode="after")
@@ -59,8 +63,8 @@ class LoopConfig(Section):
 class OutputConfig(Section):
     """Where a run writes and what it shows. Not part of a run's identity."""
 
-    runs: str = Field("runs", description="directory of run directories (checkpoints, metrics)")
-    records: str = Field("results/runs", description="directory of records")
+    runs: str = Field("runs", min_length=1, description="directory of run directories (checkpoints, metrics)")
+    records: str = Field("results/runs", min_length=1, description="directory of records")
     tensorboard: bool = True
     wandb: str | None = Field(None, description="W&B project; needs the package wandb")
     sample_bytes: NonNegativeInt = Field(0, description="text written by the model at the end, if it can")
@@ -72,7 +76,7 @@ class RunConfig(Section):
 
     experiment: str
     task: str
-    seed: NonNegativeInt = 0
+    seed: NonNegativeInt = Field(0, le=2**63 - 1)
     attention: AttentionConfig
     optimizer: OptimizerConfig
     model: Any
