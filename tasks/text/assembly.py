@@ -4,8 +4,9 @@ Validation packages come first when duplicates are judged. What both splits hold
 leaves training, so that validation is a text as it was written.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from tasks.text.dedup import leakage, near_duplicates
@@ -18,53 +19,50 @@ SEPARATOR = "\n\n\n"  # after every docstring; within one, an empty line at most
 MIN_KEPT = 0.4  # of a docstring's characters: what duplicates leave of a shorter one is a stump
 
 
+@dataclass(frozen=True)
+class Reading:
+    """One package as it was read: its files in their fixed order, and what each held."""
+
+    source: Source
+    files: list[Path]
+    answers: list[Answer]
+
+
 @dataclass
 class _Part:
     """One package's docstrings on their way into the corpus."""
 
-    source: Source
+    reading: Reading
     docstrings: list[Docstring]
-    unreadable: list[str]
     text: str = ""
     kept: int = 0
 
+    @property
+    def split(self) -> str:
+        return self.reading.source.package.split
 
-def assemble(sources: Sequence[Source], answers: Sequence[Answer]) -> tuple[dict[str, bytes], dict[str, Any]]:
+
+def assemble(readings: Sequence[Reading]) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Return the UTF-8 text of each split and the description of how it came about.
 
-    `answers` holds the docstrings of all files of all sources, in order. Both results are pure functions of
-    the arguments. The description counts, for every package, files, docstrings and bytes, names the files
-    that could not be read, and says what was removed and what of the validation text stands in training.
+    Both are pure functions of the argument. The description counts, for every package, files, docstrings and
+    bytes, names the files that could not be read, and says what was removed and what of the validation text
+    stands in training. Raises ValueError where no validation text is left.
     """
-    parts = list(_parts(sources, answers))
-    judged = sorted(parts, key=lambda part: part.source.package.split != "validation")  # stable
+    parts = [
+        _Part(reading, [text for answer in reading.answers if not isinstance(answer, str) for text in answer])
+        for reading in readings
+    ]
+    judged = sorted(parts, key=lambda part: part.split != "validation")  # stable: validation comes first
     exact = _drop_repeated_docstrings(judged)
     near = _drop_near_duplicates(judged)
-    texts = {
-        split: "".join(part.text for part in parts if part.source.package.split == split) for split in SPLITS
-    }
+    texts = {split: "".join(part.text for part in parts if part.split == split) for split in SPLITS}
     description = {
         "packages": [_describe(part) for part in parts],
         "removed": {"exact_docstrings": exact, "near_duplicate_paragraphs": near},
         "leakage": asdict(leakage(texts["train"], texts["validation"])),
     }
     return {split: text.encode("utf-8") for split, text in texts.items()}, description
-
-
-def _parts(sources: Sequence[Source], answers: Sequence[Answer]) -> Iterator[_Part]:
-    start = 0
-    for source in sources:
-        own = answers[start : start + len(source.files)]
-        start += len(source.files)
-        yield _Part(
-            source,
-            [docstring for answer in own if not isinstance(answer, str) for docstring in answer],
-            [
-                f"{file.name}: {answer}"
-                for file, answer in zip(source.files, own, strict=True)
-                if isinstance(answer, str)
-            ],
-        )
 
 
 def _drop_repeated_docstrings(parts: Sequence[_Part]) -> int:
@@ -101,12 +99,14 @@ def _drop_near_duplicates(parts: Sequence[_Part]) -> int:
 
 
 def _describe(part: _Part) -> dict[str, Any]:
+    source, files = part.reading.source, part.reading.files
+    answers = zip(files, part.reading.answers, strict=True)
     return {
-        "name": part.source.package.name,
-        "version": part.source.version,
-        "split": part.source.package.split,
-        "files": len(part.source.files),
+        "name": source.package.name,
+        "version": source.version,
+        "split": part.split,
+        "files": len(files),
         "docstrings": part.kept,
         "bytes": len(part.text.encode("utf-8")),
-        "unreadable": part.unreadable,
+        "unreadable": [f"{file.name}: {answer}" for file, answer in answers if isinstance(answer, str)],
     }

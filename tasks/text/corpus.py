@@ -66,12 +66,19 @@ def build_embedded_corpus(
 
     def build() -> Built:
         report = progress or (lambda message, fraction: None)
-        files = [file for source in sources for file in source.files]
+        files = [source.files() for source in sources]
         answers = read_documentation(
-            files, workers, lambda fraction: report("reading installed documentation", READING * fraction)
+            [file for own in files for file in own],
+            workers,
+            lambda fraction: report("reading installed documentation", READING * fraction),
         )
         report("removing duplicates", READING)
-        texts, description = assembly.assemble(sources, answers)
+        rest = iter(answers)
+        readings = [
+            assembly.Reading(source, own, [next(rest) for _ in own])
+            for source, own in zip(sources, files, strict=True)
+        ]
+        texts, description = assembly.assemble(readings)
         digests = {split: hashlib.sha256(text).hexdigest() for split, text in texts.items()}
         report("corpus built", 1.0)
         return texts, {"fingerprint": fingerprint(listed, digests), **description}

@@ -112,8 +112,8 @@ class TokenWindows:
 def validation_windows(tokens: TokenSequence, seq_len: int, samples: int, batch_size: int) -> Iterator[Batch]:
     """Yield evaluation batches: the same windows at every call, spread evenly over all tokens, none twice.
 
-    They come in order, `samples` of them or all there are; the last batch may be smaller. Raises UserError for
-    fewer tokens than one window needs.
+    They come in order, `samples` of them or all there are; the last batch may be smaller. Raises UserError
+    for fewer tokens than one window needs.
     """
     starts = validation_starts(tokens, seq_len, samples)
     if batch_size < 1:
