@@ -78,7 +78,7 @@ def load_or_build(
     say = progress or (lambda message, fraction: print(message, file=sys.stderr, flush=True))
     try:
         return load(directory)
-    except (FileNotFoundError, DamagedError):
+    except (OSError, DamagedError):
         pass  # looked at again, under the lock
     lock = directory.with_name(f"{directory.name}.lock")
     with exclusive(lock, lambda: say("waiting for another process building the corpus", 0.0)):

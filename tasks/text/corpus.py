@@ -139,9 +139,10 @@ def file_corpus(path: str | Path, validation_fraction: float = 0.1) -> Corpus:
 
 def _cut(tokens: NDArray[np.uint8], wanted: int) -> int:
     """Return the place from `wanted` on where a line has just ended, or else a character begins."""
-    line_ends = np.flatnonzero(tokens[wanted : wanted + LINE_SEARCH_BYTES] == ord("\n"))
-    if len(line_ends) and wanted + int(line_ends[0]) + 1 <= len(tokens) - MIN_SPLIT_BYTES:
-        return wanted + int(line_ends[0]) + 1
+    search = max(wanted - 1, 0)  # the byte before the wanted place may be a line's end
+    line_ends = np.flatnonzero(tokens[search : search + LINE_SEARCH_BYTES] == ord("\n"))
+    if len(line_ends) and search + int(line_ends[0]) + 1 <= len(tokens) - MIN_SPLIT_BYTES:
+        return search + int(line_ends[0]) + 1
     while wanted < len(tokens) and tokens[wanted] & 0b1100_0000 == 0b1000_0000:  # inside a character
         wanted += 1
     return wanted

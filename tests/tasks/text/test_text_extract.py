@@ -57,6 +57,15 @@ def test_modules_of_documentation_strings_give_all_their_strings(tmp_path: Path)
         assert docstrings(tmp_path / name) == expected
 
 
+def test_files_that_are_mostly_code_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    documented = f'"""{PROSE}"""\n'
+    enough, too_little = int(len(PROSE) / 0.17), int(len(PROSE) / 0.15)
+    for size, expected in ((enough, [[PROSE]]), (too_little, [])):
+        path.write_text(documented + "pass\n" * ((size - len(documented)) // 5))
+        assert docstrings(path) == expected
+
+
 def test_code_and_tables_are_left_out_and_prose_is_kept() -> None:
     text = f"""{PROSE}
 
