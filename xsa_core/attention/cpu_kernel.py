@@ -68,7 +68,7 @@ def compiler() -> list[str]:
 def flags() -> list[str]:
     """Compiler flags for this CPU and this torch."""
     return [
-        *"-O3 -fPIC -shared -fopenmp -fno-math-errno -fno-trapping-math".split(),
+        *["-O3", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"],
         "-std=c++17" if torch.__version__ < "2.11" else "-std=c++20",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         *_VECTOR_FLAGS.get(torch.backends.cpu.get_cpu_capability(), "").split(),
@@ -89,7 +89,7 @@ def build_command(output: Path) -> list[str]:
         *includes,
         str(SOURCE),
         *libraries,
-        *"-lc10 -ltorch_cpu -o".split(),
+        *["-lc10", "-ltorch_cpu", "-o"],
         str(output),
     ]
 

@@ -44,12 +44,16 @@ struct Strides {
 
 template <typename A>
 inline A sum_lanes(const Vectorized<A>& x) {
-  A lanes[Vectorized<A>::size()];
-  x.store(lanes);
-  for (int64_t half = Vectorized<A>::size() / 2; half > 0; half /= 2) {
-    for (int64_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  if constexpr (std::is_same_v<A, float>) {
+    return at::vec::vec_reduce_all<float>([](Vectorized<float>& a, Vectorized<float>& b) { return a + b; }, x);
+  } else {
+    A lanes[Vectorized<A>::size()];
+    x.store(lanes);
+    for (int64_t half = Vectorized<A>::size() / 2; half > 0; half /= 2) {
+      for (int64_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    }
+    return lanes[0];
   }
-  return lanes[0];
 }
 
 // The row as accumulation-type values: itself, or widened into `scratch`.
@@ -156,22 +160,31 @@ struct Direction {
   A true_inverse;
 };
 
+// Bounds on the sum of squares within which it is exact enough and the largest entry is surely a normal number of T.
 template <typename T>
-inline Direction<Acc<T>> direction(const T* v, Acc<T>* scratch, int64_t n) {
+struct Bounds {
+  Acc<T> low, high;
+  explicit Bounds(int64_t n) {
+    using A = Acc<T>;
+    const A tiny = static_cast<A>(std::numeric_limits<T>::min());
+    low = std::max<A>(std::is_same_v<A, double> ? A(1e-280) : A(1e-30), static_cast<A>(n) * tiny * tiny);
+    high = std::is_same_v<A, double> ? A(1e280) : A(1e30);
+  }
+  bool hold(Acc<T> squares) const { return squares >= low && squares <= high; }
+};
+
+template <typename T>
+inline Direction<Acc<T>> direction(const T* v, Acc<T>* scratch, const Bounds<T>& bounds, int64_t n) {
   using A = Acc<T>;
-  const A tiny = static_cast<A>(std::numeric_limits<T>::min());
-  // Inside these bounds the sum of squares is exact enough and the largest entry is surely a normal number of T.
-  const A low = std::max<A>(std::is_same_v<A, double> ? A(1e-280) : A(1e-30), static_cast<A>(n) * tiny * tiny);
-  const A high = std::is_same_v<A, double> ? A(1e280) : A(1e30);
   const A* row = widen<T>(v, scratch, n);
   const A squares = dot(row, row, n);
-  if (squares >= low && squares <= high) {
+  if (bounds.hold(squares)) {
     const A inverse = A(1) / std::sqrt(squares);
     return {row, inverse, inverse};
   }
   A largest = 0;
   for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::abs(row[i]));
-  if (!(largest >= tiny)) return {row, A(0), A(0)};
+  if (!(largest >= static_cast<A>(std::numeric_limits<T>::min()))) return {row, A(0), A(0)};
   for (int64_t i = 0; i < n; ++i) scratch[i] = row[i] / largest;
   const A inverse = A(1) / std::sqrt(dot<A>(scratch, scratch, n));
   return {scratch, inverse, inverse / largest};
@@ -205,80 +218,211 @@ at::TensorOptions accumulation(const Tensor& y) {
   return y.options().dtype(y.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
 
-// Runs body(b, t, hkv) for every token and value head.
+// A row of N vectors held in registers, for the common head sizes.
+template <typename T, int N>
+struct Held {
+  using F = Vectorized<float>;
+  F x[N];
+  inline void load(const T* row) {
+    if constexpr (std::is_same_v<T, float>) {
+      for (int i = 0; i < N; ++i) x[i] = F::loadu(row + i * F::size());
+    } else {
+      for (int i = 0; i < N; i += 2) {
+        std::tie(x[i], x[i + 1]) = at::vec::convert_to_float<T>(Vectorized<T>::loadu(row + i * F::size()));
+      }
+    }
+  }
+  inline void store(T* row) const {
+    if constexpr (std::is_same_v<T, float>) {
+      for (int i = 0; i < N; ++i) x[i].store(row + i * F::size());
+    } else {
+      for (int i = 0; i < N; i += 2) at::vec::convert_from_float<T>(x[i], x[i + 1]).store(row + i * F::size());
+    }
+  }
+  inline float dot(const Held& other) const {
+    F even = x[0] * other.x[0], odd = x[1] * other.x[1];
+    for (int i = 2; i < N; i += 2) {
+      even = at::vec::fmadd(x[i], other.x[i], even);
+      odd = at::vec::fmadd(x[i + 1], other.x[i + 1], odd);
+    }
+    return sum_lanes<float>(even + odd);
+  }
+  // this + k u
+  inline Held plus(float k, const Held& u) const {
+    Held out;
+    const F kv(k);
+    for (int i = 0; i < N; ++i) out.x[i] = at::vec::fmadd(kv, u.x[i], x[i]);
+    return out;
+  }
+};
+
+struct Shape {
+  int64_t B, T, heads, G, D;
+  Shape(const Tensor& y, const Tensor& v)
+      : B(y.size(0)), T(y.size(1)), heads(v.size(2)), G(y.size(2) / v.size(2)), D(y.size(3)) {}
+};
+
+// Calls row(b, t, hkv, index) for every token and value head, index counting them.
 template <typename F>
-void for_each_value_row(const Tensor& v, int64_t elements_per_row, const F& body) {
-  const int64_t B = v.size(0), T = v.size(1), heads = v.size(2);
-  const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, elements_per_row));
-  at::parallel_for(0, B * T * heads, grain, [&](int64_t begin, int64_t end) { body(begin, end, T, heads); });
-}
-
-template <typename T>
-void forward_rows(const Tensor& y, const Tensor& v, Tensor& z, Tensor& c, double number,
-                  const std::optional<Tensor>& strength) {
-  using A = Acc<T>;
-  const int64_t D = y.size(3), H = y.size(2), G = H / v.size(2);
-  const T* const y0 = y.const_data_ptr<T>();
-  const T* const v0 = v.const_data_ptr<T>();
-  T* const z0 = z.mutable_data_ptr<T>();
-  A* const c0 = c.mutable_data_ptr<A>();
-  const Strides ys(y), vs(v), zs(z);
-  const StrengthView<A> s(number, strength);
-  for_each_value_row(v, G * D, [&](int64_t begin, int64_t end, int64_t tokens, int64_t heads) {
-    std::vector<A> scratch(2 * D);
+void for_each_value_row(const Shape& shape, int64_t tensors, int64_t scratch_rows, const F& row) {
+  const int64_t work = std::max<int64_t>(1, tensors * shape.G * shape.D);
+  const int64_t grain = std::max<int64_t>(1, kGrainElements / work);
+  at::parallel_for(0, shape.B * shape.T * shape.heads, grain, [&](int64_t begin, int64_t end) {
+    auto body = row(scratch_rows * shape.D);
+    int64_t hv = begin % shape.heads, t = begin / shape.heads % shape.T, b = begin / (shape.heads * shape.T);
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t hv = i % heads, t = (i / heads) % tokens, b = i / (heads * tokens);
-      const auto dir = direction<T>(v0 + vs.at(b, t, hv), scratch.data(), D);
-      for (int64_t h = hv * G; h < (hv + 1) * G; ++h) {
-        const A* row = widen<T>(y0 + ys.at(b, t, h), scratch.data() + D, D);
-        const A along = dot(row, dir.row, D) * dir.inverse;
-        c0[(b * tokens + t) * H + h] = along;
-        store_scaled<T>(z0 + zs.at(b, t, h), row, -s.at(b, t, h) * along * dir.inverse, dir.row, D);
-      }
+      body(b, t, hv, i);
+      if (++hv < shape.heads) continue;
+      hv = 0;
+      if (++t < shape.T) continue;
+      t = 0;
+      ++b;
     }
   });
 }
 
 template <typename T>
-void backward_rows(const Tensor& g, const Tensor& z, const Tensor& v, const Tensor& c, double number,
-                   const std::optional<Tensor>& strength, Tensor& dy, Tensor& dv, Tensor& ds, Tensor& y) {
+struct Forward {
   using A = Acc<T>;
-  const int64_t D = g.size(3), H = g.size(2), G = H / v.size(2);
-  const T *const g0 = g.const_data_ptr<T>(), *const z0 = z.const_data_ptr<T>(), *const v0 = v.const_data_ptr<T>();
-  const A* const c0 = c.const_data_ptr<A>();
-  T *const dy0 = dy.mutable_data_ptr<T>(), *const dv0 = dv.mutable_data_ptr<T>();
-  T* const y0 = y.numel() ? y.mutable_data_ptr<T>() : nullptr;
-  A* const ds0 = ds.numel() ? ds.mutable_data_ptr<A>() : nullptr;
-  const Strides gs(g), zs(z), vs(v);
-  const StrengthView<A> s(number, strength);
-  for_each_value_row(v, 2 * G * D, [&](int64_t begin, int64_t end, int64_t tokens, int64_t heads) {
-    std::vector<A> scratch(4 * D);
-    A* const sum = scratch.data() + 3 * D;
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t hv = i % heads, t = (i / heads) % tokens, b = i / (heads * tokens);
-      const auto dir = direction<T>(v0 + vs.at(b, t, hv), scratch.data(), D);
-      for (int64_t h = hv * G; h < (hv + 1) * G; ++h) {
-        const int64_t flat = (b * tokens + t) * H + h;
-        const A* grow = widen<T>(g0 + gs.at(b, t, h), scratch.data() + D, D);
-        const A* zrow = widen<T>(z0 + zs.at(b, t, h), scratch.data() + 2 * D, D);
-        const A a = dot(grow, dir.row, D) * dir.inverse;
-        const A ch = c0[flat], sh = s.at(b, t, h);
-        store_scaled<T>(dy0 + flat * D, grow, -sh * a * dir.inverse, dir.row, D);
-        if (y0) store_scaled<T>(y0 + flat * D, zrow, sh * ch * dir.inverse, dir.row, D);
-        if (ds0) ds0[flat] = -ch * a;
-        const A k = -sh * dir.true_inverse;
-        combine<A>(sum, h == hv * G, k * a, zrow, k * ch, grow, k * (sh - 2) * ch * a * dir.inverse, dir.row, D);
-      }
-      narrow<T>(sum, dv0 + i * D, D);
+  Shape shape;
+  const T *y, *v;
+  T* z;
+  A* c;
+  Strides ys, vs, zs;
+  StrengthView<A> strength;
+  Bounds<T> bounds;
+
+  Forward(const Tensor& y_, const Tensor& v_, Tensor& z_, Tensor& c_, double number, const std::optional<Tensor>& s)
+      : shape(y_, v_), y(y_.const_data_ptr<T>()), v(v_.const_data_ptr<T>()), z(z_.mutable_data_ptr<T>()),
+        c(c_.mutable_data_ptr<A>()), ys(y_), vs(v_), zs(z_), strength(number, s), bounds(shape.D) {}
+
+  void row(int64_t b, int64_t t, int64_t hv, int64_t i, A* scratch) const {
+    const int64_t D = shape.D;
+    const auto dir = direction<T>(v + vs.at(b, t, hv), scratch, bounds, D);
+    for (int64_t j = 0; j < shape.G; ++j) {
+      const int64_t h = hv * shape.G + j;
+      const A* from = widen<T>(y + ys.at(b, t, h), scratch + D, D);
+      const A along = dot(from, dir.row, D) * dir.inverse;
+      c[i * shape.G + j] = along;
+      store_scaled<T>(z + zs.at(b, t, h), from, -strength.at(b, t, h) * along * dir.inverse, dir.row, D);
     }
+  }
+
+  // False where the norm needs the careful path.
+  template <int N>
+  bool held_row(int64_t b, int64_t t, int64_t hv, int64_t i) const {
+    Held<T, N> u, from;
+    u.load(v + vs.at(b, t, hv));
+    const float squares = u.dot(u);
+    if (!bounds.hold(squares)) return false;
+    const float inverse = 1.0f / std::sqrt(squares);
+    for (int64_t j = 0; j < shape.G; ++j) {
+      const int64_t h = hv * shape.G + j;
+      from.load(y + ys.at(b, t, h));
+      const float along = from.dot(u) * inverse;
+      c[i * shape.G + j] = along;
+      from.plus(-strength.at(b, t, h) * along * inverse, u).store(z + zs.at(b, t, h));
+    }
+    return true;
+  }
+  static constexpr int64_t kTensors = 1, kScratchRows = 2;
+};
+
+template <typename T>
+struct Backward {
+  using A = Acc<T>;
+  Shape shape;
+  const T *g, *z, *v;
+  const A* c;
+  T *dy, *dv, *y;
+  A* ds;
+  Strides gs, zs, vs;
+  StrengthView<A> strength;
+  Bounds<T> bounds;
+
+  Backward(const Tensor& g_, const Tensor& z_, const Tensor& v_, const Tensor& c_, double number,
+           const std::optional<Tensor>& s, Tensor& dy_, Tensor& dv_, Tensor& ds_, Tensor& y_)
+      : shape(g_, v_), g(g_.const_data_ptr<T>()), z(z_.const_data_ptr<T>()), v(v_.const_data_ptr<T>()),
+        c(c_.const_data_ptr<A>()), dy(dy_.mutable_data_ptr<T>()), dv(dv_.mutable_data_ptr<T>()),
+        y(y_.numel() ? y_.mutable_data_ptr<T>() : nullptr), ds(ds_.numel() ? ds_.mutable_data_ptr<A>() : nullptr),
+        gs(g_), zs(z_), vs(v_), strength(number, s), bounds(shape.D) {}
+
+  void row(int64_t b, int64_t t, int64_t hv, int64_t i, A* scratch) const {
+    const int64_t D = shape.D;
+    A* const sum = scratch + 3 * D;
+    const auto dir = direction<T>(v + vs.at(b, t, hv), scratch, bounds, D);
+    for (int64_t j = 0; j < shape.G; ++j) {
+      const int64_t h = hv * shape.G + j, flat = i * shape.G + j;
+      const A* grow = widen<T>(g + gs.at(b, t, h), scratch + D, D);
+      const A* zrow = widen<T>(z + zs.at(b, t, h), scratch + 2 * D, D);
+      const A a = dot(grow, dir.row, D) * dir.inverse;
+      const A s = strength.at(b, t, h), k = -s * dir.true_inverse;
+      store_scaled<T>(dy + flat * D, grow, -s * a * dir.inverse, dir.row, D);
+      if (y) store_scaled<T>(y + flat * D, zrow, s * c[flat] * dir.inverse, dir.row, D);
+      if (ds) ds[flat] = -c[flat] * a;
+      const A along = k * (s - 2) * c[flat] * a * dir.inverse;
+      combine<A>(sum, j == 0, k * a, zrow, k * c[flat], grow, along, dir.row, D);
+    }
+    narrow<T>(sum, dv + i * D, D);
+  }
+
+  template <int N>
+  bool held_row(int64_t b, int64_t t, int64_t hv, int64_t i) const {
+    using F = Vectorized<float>;
+    constexpr int64_t D = N * F::size();
+    Held<T, N> u, grow, zrow, sum;
+    u.load(v + vs.at(b, t, hv));
+    const float squares = u.dot(u);
+    if (!bounds.hold(squares)) return false;
+    const float inverse = 1.0f / std::sqrt(squares);
+    for (int k = 0; k < N; ++k) sum.x[k] = F(0);
+    for (int64_t j = 0; j < shape.G; ++j) {
+      const int64_t h = hv * shape.G + j, flat = i * shape.G + j;
+      grow.load(g + gs.at(b, t, h));
+      zrow.load(z + zs.at(b, t, h));
+      const float a = grow.dot(u) * inverse;
+      const float s = strength.at(b, t, h), k = -s * inverse;
+      grow.plus(k * a, u).store(dy + flat * D);
+      if (y) zrow.plus(-k * c[flat], u).store(y + flat * D);
+      if (ds) ds[flat] = -c[flat] * a;
+      sum = sum.plus(k * a, zrow).plus(k * c[flat], grow).plus(k * (s - 2) * c[flat] * a * inverse, u);
+    }
+    sum.store(dv + i * D);
+    return true;
+  }
+  static constexpr int64_t kTensors = 2, kScratchRows = 4;
+};
+
+template <int N, typename K>
+void run_rows(const K& kernel) {
+  using A = typename K::A;
+  for_each_value_row(kernel.shape, K::kTensors, K::kScratchRows, [&](int64_t scratch_size) {
+    return [&kernel, scratch = std::vector<A>(scratch_size)](int64_t b, int64_t t, int64_t hv, int64_t i) mutable {
+      if constexpr (N > 0) {
+        if (kernel.template held_row<N>(b, t, hv, i)) return;
+      }
+      kernel.row(b, t, hv, i, scratch.data());
+    };
   });
+}
+
+// The common head sizes run in registers, others through rows in the first-level cache.
+template <typename T, typename K>
+void run(const K& kernel) {
+  if constexpr (!std::is_same_v<T, double>) {
+    constexpr int W = static_cast<int>(Vectorized<float>::size());
+    if (kernel.shape.D == 32) return run_rows<32 / W>(kernel);
+    if (kernel.shape.D == 64) return run_rows<64 / W>(kernel);
+    if (kernel.shape.D == 128) return run_rows<128 / W>(kernel);
+  }
+  run_rows<0>(kernel);
 }
 
 Tensor exclude_(Tensor& y, const Tensor& v, double factor, const std::optional<Tensor>& strength) {
   check(y, v, strength);
   Tensor c = at::empty({y.size(0), y.size(1), y.size(2)}, accumulation(y));
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, y.scalar_type(), "xsa::exclude_", [&] {
-    forward_rows<scalar_t>(y, v, y, c, factor, strength);
+    run<scalar_t>(Forward<scalar_t>(y, v, y, c, factor, strength));
   });
   return c;
 }
@@ -289,7 +433,7 @@ std::tuple<Tensor, Tensor> exclude(const Tensor& y, const Tensor& v, double fact
   Tensor c = at::empty({y.size(0), y.size(1), y.size(2)}, accumulation(y));
   Tensor z = at::empty(y.sizes(), y.options());
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, y.scalar_type(), "xsa::exclude", [&] {
-    forward_rows<scalar_t>(y, v, z, c, factor, strength);
+    run<scalar_t>(Forward<scalar_t>(y, v, z, c, factor, strength));
   });
   return {z, c};
 }
@@ -305,7 +449,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> exclude_backward(const Tensor& g, con
   Tensor ds = strength.has_value() ? at::empty_like(c) : at::empty({0}, c.options());
   Tensor y = restore ? at::empty(z.sizes(), z.options()) : at::empty({0}, z.options());
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, g.scalar_type(), "xsa::exclude_backward", [&] {
-    backward_rows<scalar_t>(g, z, v, c, factor, strength, dy, dv, ds, y);
+    run<scalar_t>(Backward<scalar_t>(g, z, v, c, factor, strength, dy, dv, ds, y));
   });
   return {dy, dv, ds, y};
 }
