@@ -1,0 +1,254 @@
+"""A killed or stopped run that goes on ends exactly as one that was never interrupted."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from results.store import load_records
+from tasks.runner import checkpoint
+from tasks.runner.metrics import lines
+
+# Dropout makes the generators' state matter; the last of the two micro-batches is the smaller one.
+COMMON = (
+    "loop.max_steps=9",
+    "loop.checkpoint_every=3",
+    "loop.eval_every=2",
+    "loop.global_batch=4",
+    "loop.micro_batch=3",
+    "model.dropout=0.2",
+    "output.progress=plain",
+)
+KINDS = {
+    "adamw": ("optimizer=adamw", "attention=xsa_learned"),
+    "muon": ("optimizer=muon", "loop.precision=bfloat16"),
+}
+POINTS = {
+    "before the first checkpoint": ("update", 2),
+    "between checkpoints": ("update", 5),
+    "before an optimizer step": ("gradient", 5),
+    "half a checkpoint file": ("half-file", 6),
+    "checkpoint without manifest": ("no-manifest", 6),
+    "first checkpoint without manifest": ("no-manifest", 3),
+    "before the record": ("before-record", 0),
+}
+CASES = [("adamw", point) for point in POINTS] + [
+    ("muon", "between checkpoints"),
+    ("muon", "checkpoint without manifest"),
+]
+SIGNALS = {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
+
+
+@pytest.fixture(scope="module")
+def story(
+    text_file: Path, tmp_path_factory: pytest.TempPathFactory, in_children: Callable
+) -> dict[str, dict[str, Any]]:
+    """Every run of this file, made by one script: name -> place, and what each attempt came to."""
+    from conftest import Lab
+
+    root = tmp_path_factory.mktemp("resume")
+    plan: list[tuple[str, dict[str, Any]]] = []
+
+    def add(name: str, kind: str, **job: Any) -> None:
+        overrides = Lab(text_file, root / name).overrides(*COMMON, *KINDS[kind])
+        plan.append((name, {"arguments": ["run", "text/tiny", *overrides], **job}))
+
+    for kind in KINDS:
+        add(f"{kind} whole", kind)
+    for kind, point in CASES:
+        where, step = POINTS[point]
+        add(f"{kind} {point}", kind, kill=where, step=step)
+        add(f"{kind} {point}", kind)
+    for name, number in SIGNALS.items():
+        add(name, "adamw", kill="update", step=4, signal=number)
+        add(name, "adamw")
+    result: dict[str, dict[str, Any]] = {}
+    for (name, _), answer in zip(plan, in_children([job for _, job in plan]), strict=True):
+        result.setdefault(name, {"root": root / name, "attempts": []})["attempts"].append(answer)
+    return result
+
+
+def final_checkpoint(root: Path) -> dict[str, Any]:
+    """Return the content of the last checkpoint of the one run in a place."""
+    (run,) = (root / "runs").iterdir()
+    return checkpoint.load(checkpoint.resolve(str(run))).content
+
+
+def flat(value: Any, at: str = "") -> dict[str, Any]:
+    """Return nested state as one dictionary, tensors as bytes: what is equal here is equal bit for bit."""
+    if isinstance(value, dict):
+        return {k: v for key, item in value.items() for k, v in flat(item, f"{at}/{key}").items()}
+    if isinstance(value, list | tuple):
+        return {k: v for n, item in enumerate(value) for k, v in flat(item, f"{at}/{n}").items()}
+    if isinstance(value, torch.Tensor):
+        return {at: (str(value.dtype), tuple(value.shape), value.reshape(-1).view(torch.uint8).tolist())}
+    return {at: value}
+
+
+def without_clocks(content: dict[str, Any]) -> dict[str, Any]:
+    """Return all of a checkpoint but the times it took and where it wrote."""
+    clocks = ("seconds", "rates", "peak_memory", "tokens_per_second", "output")
+    return {key: value for key, value in flat(content).items() if not any(word in key for word in clocks)}
+
+
+@pytest.mark.parametrize(("kind", "point"), CASES, ids=lambda value: value.replace(" ", "-"))
+def test_killed_and_resumed_run_ends_bit_identical(story: dict, kind: str, point: str) -> None:
+    whole, broken = story[f"{kind} whole"], story[f"{kind} {point}"]
+    assert [attempt["signal"] for attempt in broken["attempts"]] == [signal.SIGKILL, None]
+    assert broken["attempts"][1]["status"] == 0, broken["attempts"][1]["stderr"]
+    want, got = (without_clocks(final_checkpoint(place["root"])) for place in (whole, broken))
+    assert len([key for key in want if key.startswith("/model/")]) > 5
+    assert any(key.startswith("/optimizer/state") for key in want)
+    assert any(key.startswith("/rng/torch") for key in want)
+    assert want.keys() == got.keys()
+    assert [key for key in want if want[key] != got[key]] == []
+
+
+@pytest.mark.parametrize(("kind", "point"), CASES, ids=lambda value: value.replace(" ", "-"))
+def test_resumed_record_says_what_the_whole_one_says(story: dict, kind: str, point: str) -> None:
+    (want,) = load_records(story[f"{kind} whole"]["root"] / "records")
+    (got,) = load_records(story[f"{kind} {point}"]["root"] / "records")
+    assert got.status == "completed"
+    assert got.metrics == want.metrics
+    assert got.data == want.data
+    assert got.model == want.model
+    for name in ("train", "validation"):
+        assert got.curves[name]["step"] == want.curves[name]["step"]
+        assert got.curves[name]["loss"] == want.curves[name]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("point", "step"),
+    [
+        ("before the first checkpoint", None),
+        ("first checkpoint without manifest", None),
+        ("between checkpoints", 3),
+        ("half a checkpoint file", 3),
+        ("checkpoint without manifest", 3),
+        ("before the record", 9),
+    ],
+)
+def test_resume_starts_from_the_newest_whole_checkpoint(story: dict, point: str, step: int | None) -> None:
+    told = [
+        line for line in story[f"adamw {point}"]["attempts"][1]["stdout"].splitlines() if "resuming" in line
+    ]
+    assert told == ([] if step is None else [f"resuming from step-{step:08d}.pt, step {step} of 9"])
+
+
+@pytest.mark.parametrize("name", ["adamw " + point for point in POINTS] + list(SIGNALS))
+def test_metrics_file_has_every_step_once(story: dict, name: str) -> None:
+    (run,) = (story[name]["root"] / "runs").iterdir()
+    written = lines(run / "metrics.jsonl")
+    steps = {
+        kind: [line["step"] for line in written if line["kind"] == kind] for kind in ("train", "validation")
+    }
+    assert steps == {"train": list(range(1, 10)), "validation": [2, 4, 6, 8, 9]}
+    (whole,) = (story["adamw whole"]["root"] / "runs").iterdir()
+    want = [(line["step"], line["kind"], line["loss"]) for line in lines(whole / "metrics.jsonl")]
+    assert [(line["step"], line["kind"], line["loss"]) for line in written] == want
+
+
+@pytest.mark.parametrize("name", ["adamw " + point for point in POINTS])
+def test_no_half_written_file_is_left(story: dict, name: str) -> None:
+    (run,) = (story[name]["root"] / "runs").iterdir()
+    assert [path.name for path in run.rglob("*.tmp")] == []
+    kept = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert kept == [f"step-{step:08d}.{kind}" for step in (6, 9) for kind in ("json", "pt")]
+
+
+@pytest.mark.parametrize("name", list(SIGNALS))
+def test_signal_writes_a_checkpoint_and_the_run_goes_on(story: dict, name: str) -> None:
+    stopped, resumed = story[name]["attempts"]
+    assert stopped["status"] == 128 + SIGNALS[name]
+    assert f"interrupted, stopped by {name} after step 4" in stopped["stdout"]
+    assert "Traceback" not in stopped["stderr"]
+    assert resumed["status"] == 0
+    want, got = (without_clocks(final_checkpoint(story[key]["root"])) for key in ("adamw whole", name))
+    assert [key for key in want if want[key] != got[key]] == []
+
+
+def test_interrupted_run_is_recorded_as_such(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.runner.loop import Trainer
+
+    update = Trainer.update
+
+    def ask_to_stop(trainer: Trainer) -> tuple[float, float, float]:
+        trainer.stop_signal = signal.SIGTERM if trainer.step == 2 else None
+        return update(trainer)
+
+    monkeypatch.setattr(Trainer, "update", ask_to_stop)
+    outcome = lab.train()
+    assert outcome.exit_status == 128 + signal.SIGTERM
+    assert outcome.record.status == "interrupted"
+    assert outcome.record.reason == "stopped by SIGTERM after step 3"
+    assert [path.name for path in checkpoint.steps(outcome.run_directory / "checkpoints")] == [
+        "step-00000003.pt"
+    ]
+    assert json.loads(outcome.record_path.read_text())["status"] == "interrupted"
+
+
+def test_resume_takes_the_threads_of_the_checkpoint(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.runner import device
+    from tasks.runner.loop import Trainer
+    from tasks.runner.progress import Silent
+
+    class Notes(Silent):
+        def __init__(self) -> None:
+            self.lines: list[str] = []
+
+        def note(self, line: str) -> None:
+            self.lines.append(line)
+
+    update = Trainer.update
+
+    def ask_to_stop(trainer: Trainer) -> tuple[float, float, float]:
+        trainer.stop_signal = signal.SIGTERM
+        return update(trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "update", ask_to_stop)
+        patch.setattr(device, "available_cores", lambda: 1)
+        first = lab.train("loop.threads=0")
+    assert first.record.environment.threads == 1
+    monkeypatch.setattr(device, "available_cores", lambda: 2)
+    seen: list[int] = []
+
+    def watch(trainer: Trainer) -> tuple[float, float, float]:
+        seen.append(torch.get_num_threads())
+        return update(trainer)
+
+    monkeypatch.setattr(Trainer, "update", watch)
+    notes = Notes()
+    outcome = lab.train("loop.threads=0", display=notes)
+    assert outcome.record.status == "completed"
+    assert outcome.record.environment.threads == 1
+    assert set(seen) == {1}
+    assert any("using 1 threads, as the checkpoint did" in line for line in notes.lines)
+    assert any("resuming from step-00000001.pt, step 1 of 6" in line for line in notes.lines)
+
+
+def test_changed_data_are_refused(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.errors import UserError
+    from tasks.runner.loop import Trainer
+
+    text = tmp_path / "mine.txt"
+    content = lab.text.read_bytes()
+    text.write_bytes(content)
+    update = Trainer.update
+
+    def ask_to_stop(trainer: Trainer) -> tuple[float, float, float]:
+        trainer.stop_signal = signal.SIGTERM
+        return update(trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "update", ask_to_stop)
+        lab.train(f"data.path={text}")
+    text.write_bytes(content[:100] + b"X" + content[101:])  # as long as before
+    with pytest.raises(UserError, match="data have changed") as raised:
+        lab.train(f"data.path={text}")
+    assert "\n" not in str(raised.value)
+    assert lab.train(f"data.path={text}", fresh=True).record.status == "completed"
