@@ -71,9 +71,8 @@ def test_report_of_another_process_and_user_settings_gives_the_same_bytes(report
     records_dir, here = reported
     home = tmp_path / "home"
     home.mkdir()
-    (home / "matplotlibrc").write_text(
-        "font.size: 22\nlines.linewidth: 9\nsvg.fonttype: none\nfont.family: serif\n"
-    )
+    theirs = "font.size: 22", "axes.linewidth: 5", "xtick.major.size: 12", "svg.fonttype: none"
+    (home / "matplotlibrc").write_text("\n".join(theirs))
     code = f"from results.report import report; report({str(records_dir)!r}, {str(tmp_path / 'there')!r})"
     environment = os.environ | {
         "MATPLOTLIBRC": str(home / "matplotlibrc"),
@@ -106,9 +105,13 @@ def test_manifest_cannot_make_the_report_remove_a_foreign_file(tmp_path):
     outside.write_text("kept")
     own = out / "tables" / "old.md"
     own.write_text("stale")
+    # A path through an existing folder, or the way up again would lead nowhere.
+    (out / "tables" / "sub").mkdir()
     with (out / "generated.txt").open("a") as manifest:
         manifest.write(
-            "../precious.md\ntables/../../precious.md\ntables/..\ntables/old.md\n" + str(outside) + "\n"
+            "../precious.md\ntables/../../precious.md\ntables/sub/../../../precious.md\ntables/..\ntables/old.md\n"
+            + str(outside)
+            + "\n"
         )
     report(tmp_path / "runs", out, tmp_path / "no_paper")
     assert outside.read_text() == "kept"
