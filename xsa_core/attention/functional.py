@@ -124,6 +124,8 @@ def attention_with_lse(
         y, _, lse = reference_attention(q, k, v, mask=mask, bias=bias, scale=scale)
         return y, lse
     pattern, dense, kernel = _lower(request, name, q, mask, bias)
+    if request.bias_gradient:
+        kernel = "math"  # the one pair that also gives the bias its gradient through the log-sum-exp
     return fused.attention_with_lse(q, k, v, kernel=kernel, causal=pattern, bias=dense, scale=scale)
 
 

@@ -180,9 +180,11 @@ class _AttentionWithLse(torch.autograd.Function):
         kernel, causal, scale = ctx.options
         pair = PAIRS[kernel]
         options = (causal, scale, 0.0)
-        dq, dk, dv, dbias = pair.backward(
-            _dense_rows(g), q, k, v, y, lse, bias, state, *options, ctx.needs_input_grad[3]
-        )
+        g, bias_grad = _dense_rows(g), ctx.needs_input_grad[3]
+        if kernel == "math":
+            grads = pair.backward(g, q, k, v, y, lse, bias, state, *options, bias_grad, dlse)
+            return *grads, None, None, None
+        dq, dk, dv, dbias = pair.backward(g, q, k, v, y, lse, bias, state, *options, bias_grad)
         # d lse_i / d q_i = scale sum_j P_ij k_j is attention with the keys as values; the adjoint of that
         # attention gives the keys' part.
         mean_key, again, state = pair.forward(q, k, k, bias, *options)

@@ -200,12 +200,14 @@ def _math_forward(q, k, v, bias, causal, scale, dropout_p):
     return y, torch.cat(sums, dim=2), (torch.cat(kept, dim=2) if kept else None, None)
 
 
-def _math_backward(dy, q, k, v, y, lse, bias, state, causal, scale, dropout_p, bias_grad):
+def _math_backward(dy, q, k, v, y, lse, bias, state, causal, scale, dropout_p, bias_grad, dlse=None):
+    """Also takes ``dlse`` (B, H, T), the gradient of the log-sum-exp."""
     (B, T, H, Dk), (S, Hkv) = q.shape, k.shape[1:3]
     acc = accumulation_dtype(q.dtype)
     scale = Dk**-0.5 if scale is None else scale
     keys, values = k.to(acc).transpose(1, 2), v.to(acc).transpose(1, 2)
     inner = (dy.to(acc) * y.to(acc)).sum(dim=-1).transpose(1, 2)  # (B, H, T)
+    inner = inner if dlse is None else inner - dlse
     dqs, dk, dv = [], torch.zeros_like(keys), torch.zeros_like(values)
     dbias = torch.zeros(bias.shape, dtype=acc, device=q.device) if bias_grad else None
     for rows in _tiles(B, H, T, S):
