@@ -101,8 +101,13 @@ def load_config(experiment: str, overrides: list[str] | tuple[str, ...] = ()) ->
 
 def experiment_task(experiment: str) -> str:
     """Return the task an experiment's file names."""
-    content = yaml.safe_load((CONFIGS / "experiment" / f"{experiment}.yaml").read_text()) or {}
-    if "task" not in content:
+    path = CONFIGS / "experiment" / f"{experiment}.yaml"
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        line = " ".join(str(error).split())
+        raise UserError(f"configs/experiment/{experiment}.yaml: not YAML ({line})") from error
+    if not isinstance(content, dict) or "task" not in content:
         raise UserError(
             f"configs/experiment/{experiment}.yaml: no key 'task'; expected one of {', '.join(TASKS)}"
         )
