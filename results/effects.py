@@ -73,7 +73,8 @@ def _effect(cell: Cell, arm: str, variant: str, name: str, pairs: Sequence[Pair]
             notes.add(f"seed {pair.seed} has no finite {name}")
         else:
             values[pair.seed] = found
-            notes |= set(pair.cautions)
+            # What differs, without the values: over many seeds those would fill the page.
+            notes |= {caution.partition(":")[0] for caution in pair.cautions}
     differences = {seed: second - first for seed, (first, second) in sorted(values.items())}
     seeds = {record.seed for record in cell.records if record.variant == BASELINE}
     absent = sorted(seeds - values.keys())
