@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from xsa_core.attention.variants import Variant
-from xsa_core.roles import ParameterRole, Role, parameter_roles
+from xsa_core.roles import ParameterRole, Role, canonical_name, parameter_roles
 
 STD = 0.02  # GPT-2's, for every matrix
-# Wrappers put their own name in front or in between; a name must not depend on them.
-_WRAPPERS = ("_orig_mod.", "module.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
 def initialize(model: nn.Module, seed: int, declared: Mapping[str, ParameterRole] | None = None) -> None:
@@ -39,9 +37,8 @@ def initialize(model: nn.Module, seed: int, declared: Mapping[str, ParameterRole
         ValueError: a parameter without a role, or on the meta device.
     """
     for module in model.modules():
-        tie = getattr(module, "tie_weights", None)
-        if callable(tie) and hasattr(module, "declared_roles"):
-            tie()
+        if hasattr(type(module), "tie_weights") and hasattr(type(module), "declared_roles"):
+            module.tie_weights()
     roles = parameter_roles(model, declared)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -51,7 +48,7 @@ def initialize(model: nn.Module, seed: int, declared: Mapping[str, ParameterRole
                 )
             _fill(parameter, _initial_value(parameter.shape, roles[name], _generator(seed, name)))
         for prefix, module in model.named_modules():
-            for name, draw in getattr(module, "seeded_buffers", dict)().items():
+            for name, draw in getattr(type(module), "seeded_buffers", _no_buffers)(module).items():
                 full = f"{prefix}.{name}" if prefix else name
                 module.get_buffer(name).copy_(draw(_generator(seed, full)))
 
@@ -81,19 +78,6 @@ def weights_sha256(model: nn.Module, *, variant: bool = False) -> str:
     return digest.hexdigest()
 
 
-def canonical_name(name: str) -> str:
-    """Parameter name without what compile, DDP, checkpoint and FSDP wrappers put into it.
-
-    >>> canonical_name("module._orig_mod.blocks.0.mlp.up.weight")
-    'blocks.0.mlp.up.weight'
-    """
-    for wrapper in _WRAPPERS:
-        while name.startswith(wrapper):
-            name = name[len(wrapper) :]
-        name = name.replace(f".{wrapper}", ".") if wrapper.startswith("_") else name
-    return name
-
-
 def _generator(seed: int, name: str) -> torch.Generator:
     """A generator of its own for a name."""
     digest = hashlib.sha256(f"{seed}:{canonical_name(name)}".encode()).digest()
@@ -112,6 +96,10 @@ def _initial_value(shape: torch.Size, role: ParameterRole, generator: torch.Gene
     if role.residual_branches:
         std /= math.sqrt(role.residual_branches)
     return torch.randn(shape, generator=generator) * std
+
+
+def _no_buffers(module: nn.Module) -> dict[str, Callable[[torch.Generator], Tensor]]:
+    return {}
 
 
 def _fill(parameter: Tensor, value: Tensor) -> None:

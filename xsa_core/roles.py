@@ -44,6 +44,9 @@ class ParameterRole:
     residual_branches: int = 0
 
 
+# Wrappers put their own name in front or in between; a name must not depend on them.
+_WRAPPERS = ("_orig_mod.", "module.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+
 _NORM = {"weight": Role.NORM, "bias": Role.BIAS}
 _CONVOLUTION = {"weight": Role.PATCH, "bias": Role.BIAS}
 
@@ -72,6 +75,19 @@ CLASS_ROLES: dict[type[nn.Module], dict[str, Role]] = {
 }
 
 
+def canonical_name(name: str) -> str:
+    """Parameter name without what compile, DDP, checkpoint and FSDP wrappers put into it.
+
+    >>> canonical_name("module._orig_mod.blocks.0.mlp.up.weight")
+    'blocks.0.mlp.up.weight'
+    """
+    for wrapper in _WRAPPERS:
+        while name.startswith(wrapper):
+            name = name[len(wrapper) :]
+        name = name.replace(f".{wrapper}", ".") if wrapper.startswith("_") else name
+    return name
+
+
 def parameter_roles(
     model: nn.Module, declared: Mapping[str, ParameterRole] | None = None
 ) -> dict[str, ParameterRole]:
@@ -89,17 +105,20 @@ def parameter_roles(
         ValueError: a parameter whose role nobody tells, or a declaration for a parameter that is not there.
     """
     told: dict[str, ParameterRole] = {}
-    every_name = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    every_name = {canonical_name(name) for name, _ in model.named_parameters(remove_duplicate=False)}
     modules = dict(model.named_modules(remove_duplicate=False))
     for prefix, module in modules.items():  # outer modules come first
-        for name, role in getattr(module, "declared_roles", dict)().items():
-            full = f"{prefix}.{name}" if prefix else name
+        # Looked up on the class: wrappers forward attributes of what they wrap.
+        tell = getattr(type(module), "declared_roles", None)
+        for name, role in tell(module).items() if tell else ():
+            full = canonical_name(f"{prefix}.{name}" if prefix else name)
             if full not in every_name:
                 raise ValueError(
                     f"{type(module).__name__} ({prefix or 'root'}) declares a role for {name}, which it lacks"
                 )
             told.setdefault(full, role)
     for name, role in (declared or {}).items():
+        name = canonical_name(name)
         if name not in every_name:
             raise ValueError(
                 f"a role is declared for {name}, which is no parameter of {type(model).__name__}"
@@ -109,7 +128,7 @@ def parameter_roles(
     unknown: list[str] = []
     for name, parameter in model.named_parameters():
         owner, _, leaf = name.rpartition(".")
-        role = told.get(name) or _class_role(modules[owner], leaf, parameter)
+        role = told.get(canonical_name(name)) or _class_role(modules[owner], leaf, parameter)
         if role is None:
             unknown.append(f"{name} {tuple(parameter.shape)} of {type(modules[owner]).__name__}")
         else:

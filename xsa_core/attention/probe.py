@@ -38,8 +38,9 @@ class LayerStatistics:
         name: module path.
         variant: of the layer.
         cosine_output_value, diagonal_weight, cosine_values: `H` (the last `Hkv`) means over tokens (pairs).
-        cosine_head_value: `H`, mean cosine of what the layer passes on, after the variant, and the own
-            value: 0 for XSA.
+        cosine_head_value: `H`, mean cosine of what the layer passes on, after the variant, and the own value:
+            0 for XSA. Where nothing but rounding is left (a token that sees only itself), the length is
+            taken as sqrt(eps) of y's, so that noise has no direction.
         tokens, pairs: how many tokens and pairs of tokens were seen.
     """
 
@@ -142,6 +143,7 @@ def token_statistics(
             was called.
     """
     wide = accumulation_dtype(q.dtype)
+    noise = torch.finfo(heads.dtype).eps ** 0.5
     q, k, v, heads = (x.to(wide) for x in (q, k, v, heads))
     groups = q.shape[2] // k.shape[2]
     scale = q.shape[-1] ** -0.5 if call.scale is None else call.scale
@@ -159,7 +161,12 @@ def token_statistics(
     if mask.exclude_self:
         diagonal = torch.where(_sees_nothing_else(k, mask)[..., None], diagonal, 0.0)
     own = unit_and_inverse_norm(v)[0].repeat_interleave(groups, dim=2)
-    return _cosine(y, own), diagonal, _cosine(heads, own)
+    size = y.norm(dim=-1)
+    return (
+        _cosine(y, own, size),
+        diagonal,
+        _cosine(heads, own, torch.maximum(heads.norm(dim=-1), noise * size)),
+    )
 
 
 def pair_cosines(v: Tensor, valid: Tensor | None = None) -> tuple[Tensor, int]:
@@ -205,10 +212,9 @@ def _sees_nothing_else(k: Tensor, mask: Mask) -> Tensor:
     return lse[:, 0] < 0.5  # between log 1 and log 2
 
 
-def _cosine(x: Tensor, unit: Tensor) -> Tensor:
-    """`cos` of x and a unit vector over the last axis; 0 where either is zero."""
-    norm = x.norm(dim=-1)
-    return (x * unit).sum(dim=-1) / torch.where(norm > 0, norm, torch.ones_like(norm))
+def _cosine(x: Tensor, unit: Tensor, size: Tensor) -> Tensor:
+    """Cosine of x, of the given size, and a unit vector over the last axis; 0 where either is zero."""
+    return (x * unit).sum(dim=-1) / torch.where(size > 0, size, torch.ones_like(size))
 
 
 @contextmanager

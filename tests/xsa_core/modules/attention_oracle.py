@@ -33,7 +33,8 @@ def rms(x, gain, eps):
 def heads_of(layer, x, visible, positions=None, value_embedding=None):
     """Heads before the output projection, and the pieces: (z, y, v, weights).
 
-    x (B, T, C); visible (B, T, T) bool. z, y: (B, T, H, D); v: (B, T, Hkv, D); weights: (B, H, T, T), sinks left out.
+    x (B, T, C); visible (B, T, T) bool. z, y: (B, T, H, D); v: (B, T, Hkv, D); weights: (B, H, T, T), sinks
+    left out.
     """
     w = weights_of(layer)
     B, T, _ = x.shape

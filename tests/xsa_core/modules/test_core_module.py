@@ -18,12 +18,12 @@ TOLERANCE = {"rtol": 0, "atol": 200 * EPS}  # sums of some dozen terms of size a
 
 
 def make_layer(d_model=16, n_heads=4, seed=0, spread=40.0, dtype=torch.float64, **options):
-    """A layer with logits of order one (the rule of initialisation alone would make attention nearly uniform)."""
+    """A layer with logits of order one: the rule of initialisation leaves attention nearly uniform."""
     layer = SelfAttention(d_model, n_heads, **options).to(dtype)
     initialize(layer, seed)
     with torch.no_grad():
         for name, p in layer.named_parameters():
-            if "weight" in name and p.ndim == 2 or "sink" in name:
+            if ("weight" in name and p.ndim == 2) or "sink" in name:
                 p.mul_(spread)
             elif "raw_strength" in name:
                 p.copy_(torch.linspace(-1.5, 2.0, p.numel()))
