@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from results.record import one_line
+from results.messages import one_line
 from results.tables import Column, Table
 
 PAPER = Path(__file__).parent / "paper"

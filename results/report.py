@@ -180,7 +180,7 @@ def _readme(
     benches = _benches(records)
     lines += [
         f"{completed} completed training runs, {len(runs) - completed} that did not complete, "
-        f"{len(benches)} benchmark records. Everything here is regenerated from the records by `./xsa report`; "
+        f"{len(benches)} benchmark records. Everything here is regenerated from them by `./xsa report`; "
         "an effect is the mean difference to plain attention (sa) over seeds, pair by pair.",
         "",
     ]
