@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.text.cache import SPLITS
 from tasks.text.dedup import leakage, near_duplicates
 from tasks.text.extract import MIN_CHARACTERS, Docstring, without_empty_sections
 from tasks.text.sources import Source
 from tasks.text.workers import Answer
 
-SPLITS = ("train", "validation")
 SEPARATOR = "\n\n\n"  # after every docstring; within one, an empty line at most parts two paragraphs
 MIN_KEPT = 0.4  # of a docstring's characters: what duplicates leave of a shorter one is a stump
 

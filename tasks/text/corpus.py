@@ -79,20 +79,13 @@ def build_embedded_corpus(
             for source, own in zip(sources, files, strict=True)
         ]
         texts, description = assembly.assemble(readings)
-        digests = {split: hashlib.sha256(text).hexdigest() for split, text in texts.items()}
         report("corpus built", 1.0)
-        return texts, {"fingerprint": fingerprint(listed, digests), **description}
+        return texts, description
 
     key = fingerprint(listed, _recipe())[:16]
     directory = (cache_dir or cache_root()) / "text" / f"embedded-{key}"
     splits, manifest = load_or_build(directory, build, progress)
-    return Corpus(
-        splits["train"],
-        splits["validation"],
-        manifest["fingerprint"],
-        manifest | {"notes": notes},
-        ByteTokenizer.vocab_size,
-    )
+    return _identified(splits, manifest | {"notes": notes}, listed)
 
 
 def _recipe() -> list[str]:
@@ -132,9 +125,7 @@ def file_corpus(path: str | Path, validation_fraction: float = 0.1) -> Corpus:
         name: {"bytes": len(part), "sha256": hashlib.sha256(part).hexdigest()}
         for name, part in splits.items()
     }
-    identity = fingerprint("file", {name: row["sha256"] for name, row in rows.items()})
-    manifest = {"fingerprint": identity, "file": path.name, "splits": rows}
-    return Corpus(**splits, fingerprint=identity, manifest=manifest, vocab_size=ByteTokenizer.vocab_size)
+    return _identified(splits, {"file": path.name, "splits": rows}, "file")
 
 
 def _cut(tokens: NDArray[np.uint8], wanted: int) -> int:
@@ -146,6 +137,13 @@ def _cut(tokens: NDArray[np.uint8], wanted: int) -> int:
     while wanted < len(tokens) and tokens[wanted] & 0b1100_0000 == 0b1000_0000:  # inside a character
         wanted += 1
     return wanted
+
+
+def _identified(splits: dict[str, NDArray[np.uint8]], manifest: dict[str, Any], source: Any) -> Corpus:
+    """Return a corpus of bytes whose fingerprint covers both splits' content and what they were made from."""
+    identity = fingerprint(source, {name: row["sha256"] for name, row in manifest["splits"].items()})
+    manifest = {"fingerprint": identity, **manifest}
+    return Corpus(splits["train"], splits["validation"], identity, manifest, ByteTokenizer.vocab_size)
 
 
 def fingerprint(*parts: Any) -> str:

@@ -150,6 +150,28 @@ def test_duplicates_within_and_between_splits_are_removed_from_training(tmp_path
     assert corpus.manifest["removed"] == {"exact_docstrings": 1, "near_duplicate_paragraphs": 2}
 
 
+def test_what_duplicates_leave_of_a_docstring_is_kept_only_if_it_is_most_of_it(
+    tmp_path: Path, install
+) -> None:
+    shared = " ".join(PROSE.format(*words) for words in (("a", "b", "c"), ("d", "e", "f")))
+    mostly_old, mostly_new = (
+        PROSE.format("new", "text", name).replace(" ", gap)
+        for name, gap in (("short", " "), ("long", " very "))
+    )
+    install("xsatestvalid", "1.0", {"a.py": f'"""{shared}"""\n'})
+    install(
+        "xsatesttrain",
+        "1.0",
+        {"a.py": f'"""{shared}\n\n{mostly_old}"""\n', "b.py": f'"""{shared[:120]}\n\n{mostly_new}"""\n'},
+    )
+    packages = [
+        Package("xsatesttrain", ("xsatesttrain",), "train"),
+        Package("xsatestvalid", ("xsatestvalid",), "validation"),
+    ]
+    corpus = build_embedded_corpus(tmp_path, packages=packages, foreign=True)
+    assert _bytes(corpus)[0] == f"{mostly_new}\n\n\n".encode()
+
+
 def test_no_paragraph_repeats_the_ones_before_it(tmp_path: Path, small_packages: list[Package]) -> None:
     corpus = build_embedded_corpus(tmp_path, packages=small_packages, foreign=True)
     parts = (corpus.validation.tobytes() + corpus.train.tobytes()).decode("utf-8").split("\n\n")
@@ -183,7 +205,7 @@ def _flip(path: Path) -> None:
     [
         ("train.bin", lambda path: path.write_bytes(path.read_bytes()[:-1]), "bytes, expected"),
         ("validation.bin", _flip, "another sha256"),
-        ("train.bin", Path.unlink, "has no bytes"),
+        ("train.bin", Path.unlink, "cannot be read"),
         (MANIFEST, lambda path: path.write_bytes(path.read_bytes()[:100]), "cannot be read"),
         (MANIFEST, Path.unlink, None),
     ],

@@ -189,6 +189,7 @@ def test_validation_windows_are_fixed_spread_evenly_and_none_comes_twice(
     assert len(set(read.flatten().tolist())) == read.numel()
     steps = np.diff(validation_starts(tokens, seq_len, samples)) // seq_len
     assert not len(steps) or steps.max() - steps.min() <= 1
+    assert available - int(read[-1, 0]) // seq_len <= -(-available // len(read))  # up to the end
 
 
 @pytest.mark.parametrize(
