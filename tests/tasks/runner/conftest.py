@@ -80,8 +80,9 @@ def lab(text_file: Path, tmp_path: Path) -> Lab:
 
 @pytest.fixture(autouse=True)
 def _own_threads() -> Iterator[None]:
-    """Give the next test the thread count this one found: a run sets its own."""
+    """One thread, as the runs here take, and for the next test again as many as there were."""
     before = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
