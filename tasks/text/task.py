@@ -6,15 +6,12 @@ Axis legend: B samples, T tokens of a sample, V vocabulary.
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from tasks.base import Batch, Display
-from tasks.text.corpus import Corpus
-from tasks.text.embedded import build_embedded_corpus
-from tasks.text.loader import TokenWindows, fixed_batches
-from tasks.text.textfile import file_corpus
+from tasks.text.corpus import Corpus, build_embedded_corpus, file_corpus
+from tasks.text.loader import TokenWindows, validation_windows
 from tasks.text.tokenizer import ByteTokenizer, bits_per_byte
 from xsa_core import GPT, GPTConfig, initialize
 
@@ -37,19 +34,6 @@ def build_gpt(config: Any, vocab_size: int) -> GPT:
             **attention.model_dump(),
         )
     )
-
-
-class TextStream(TokenWindows):
-    """The loader's windows as tensors."""
-
-    def next_batch(self, batch_size: int) -> Batch:
-        """Return inputs and targets (B, T) int64."""
-        return as_tensors(super().next_batch(batch_size))
-
-
-def as_tensors(batch: tuple[np.ndarray, ...]) -> Batch:
-    """Return a batch of arrays as tensors over the same memory."""
-    return tuple(map(torch.from_numpy, batch))
 
 
 class TextTask:
@@ -84,15 +68,16 @@ class TextTask:
         initialize(model, self.config.seed)
         return model
 
-    def stream(self, rank: int, world_size: int) -> "TextStream":
+    def stream(self, rank: int, world_size: int) -> TokenWindows:
         """Return this rank's windows of the training tokens, in the order of the run's seed."""
         data = self.config.data
-        return TextStream(self.corpus.train, data.seq_len, self.config.seed, rank=rank, world_size=world_size)
+        return TokenWindows(
+            self.corpus.train, data.seq_len, self.config.seed, rank=rank, world_size=world_size
+        )
 
     def validation(self, samples: int, batch: int) -> list[Batch]:
         """Return evenly spread windows of the validation tokens, the same for every seed."""
-        windows = fixed_batches(self.corpus.validation, self.config.data.seq_len, samples, batch)
-        return [as_tensors(batch) for batch in windows]
+        return list(validation_windows(self.corpus.validation, self.config.data.seq_len, samples, batch))
 
     def weight(self, batch: Batch) -> float:
         """Every token is a target."""

@@ -1,0 +1,177 @@
+"""Measure, side by side in one process, and keep a record.
+
+  ./xsa bench attention                 the operator: plain, two lines (eager, compiled), fused
+  ./xsa bench attention --what target   only the shapes the targets are stated for
+  ./xsa bench step                      a whole training step of a 10 M-parameter GPT
+  --device cuda                         the same on a GPU, with CUDA events and allocated memory
+
+Times are medians over rounds in which every candidate runs once; ratios are taken within a round.
+Leave the machine alone meanwhile.
+"""
+
+import argparse
+
+NAMES = ("attention", "step")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take what to measure, where, and how often."""
+    parser.add_argument("name", choices=NAMES, help="what to measure")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
+    parser.add_argument("--rounds", type=int, default=25, help="rounds of every comparison (default: 25)")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: one per core")
+    parser.add_argument(
+        "--what", choices=["target", "sweep", "all"], default="all", help="which shapes (attention)"
+    )
+    parser.add_argument(
+        "--lengths", default=None, help="sequence lengths of the sweep, as 512,1024 (default: by device)"
+    )
+    parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
+    parser.add_argument(
+        "--records", default="results/runs", help="directory of records (default: results/runs)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print a table, write the record."""
+    from tasks.errors import UserError
+
+    if options.rounds < 1:
+        raise UserError(f"--rounds: expected at least 1, got {options.rounds}")
+    lengths = parse_lengths(options.lengths)
+
+    from rich.console import Console
+
+    from results.record import BenchRecord, utc_now
+    from results.store import write_record
+    from tasks.runner.config.schema import LoopConfig
+    from tasks.runner.device import choose_device
+    from tasks.runner.paths import shown, under_root
+    from tasks.runner.recording import environment
+
+    device = choose_device(
+        LoopConfig(max_steps=1, global_batch=1, device=options.device, threads=options.threads)
+    )
+    started = utc_now()
+    config, rows = MEASURES[options.name](options, lengths, device)
+    record = BenchRecord(
+        name=options.name,
+        config=config,
+        environment=environment(device, None, not options.no_compile),
+        rows=rows,
+        summary=summary(rows),
+        started_at=started,
+        finished_at=max(utc_now(), started),
+    )
+    print_rows(Console(highlight=False), record)
+    print(f"record: {shown(write_record(record, under_root(options.records)))}")
+    return 0
+
+
+def print_rows(console, record) -> None:
+    """Print the rows for people: what was measured, time, ratio to plain with its interval, memory."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("what", no_wrap=True)
+    table.add_column("attention", no_wrap=True)
+    for title in ("ms", "ratio to plain (95%)", "saved MB", "peak MB"):
+        table.add_column(title, justify="right", no_wrap=True)
+    before = None
+    for row in record.rows:
+        what = describe(row)
+        if before not in (None, what):
+            table.add_section()
+        ratio = f"{row['ratio']:.3f} ({row['ratio_low']:.3f}..{row['ratio_high']:.3f})"
+        peak = "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.1f}"
+        saved = f"{row['saved_bytes'] / 1e6:.2f}"
+        table.add_row(
+            "" if what == before else what, row["attention"], f"{row['milliseconds']:.2f}", ratio, saved, peak
+        )
+        before = what
+    console.print(table)
+    for name, value in record.summary.items():
+        console.print(f"{name.replace('_', ' ')}: {value:.3f}")
+
+
+def describe(row: dict) -> str:
+    """Return a short name of a row's shape."""
+    if "heads" in row:
+        sizes = f"B {row['batch']}, T {row['length']}, H {row['heads']}, D {row['head_dim']}"
+        return f"{sizes}, {row['dtype']}"
+    return f"{row['model']}, batch {row['batch']} x {row['length']}, {row['precision']}"
+
+
+def parse_lengths(text: str | None) -> list[int] | None:
+    """Return the lengths of `512,1024`, None for the default."""
+    from tasks.errors import UserError
+
+    if text is None:
+        return None
+    try:
+        lengths = [int(part) for part in text.split(",")]
+    except ValueError:
+        lengths = []
+    if not lengths or min(lengths) < 1:
+        raise UserError(f"--lengths: expected whole numbers such as 512,1024, got '{text}'")
+    return lengths
+
+
+def measure_attention(options, lengths, device) -> tuple[dict, list[dict]]:
+    """Measure the operator over the chosen shapes."""
+    from tasks.bench import attention
+
+    gpu = device.device.type == "cuda"
+    lengths = lengths or ([512, 1024, 2048, 4096, 8192, 16384] if gpu else [512, 1024, 2048, 4096])
+    tokens, batch = (65536, 4) if gpu else (4096, 1)
+    shapes = []
+    if options.what in {"target", "all"}:
+        shapes += attention.target_shapes()
+    if options.what in {"sweep", "all"}:
+        shapes += attention.sweep_shapes(lengths, tokens, batch, [4, 8, 16])
+    rows = []
+    for number, shape in enumerate(shapes, start=1):
+        print(f"{number}/{len(shapes)}: {shape}", flush=True)
+        # Compiled functions are specialised to a shape: they are made anew for each.
+        found = attention.candidates(not options.no_compile)
+        rows += attention.measure(shape, device.device, options.rounds, found)
+    config = {
+        "rounds": options.rounds,
+        "what": options.what,
+        "lengths": lengths,
+        "tokens": tokens,
+        "batch": batch,
+    }
+    return config, rows
+
+
+def measure_step(options, lengths, device) -> tuple[dict, list[dict]]:
+    """Measure the training step of a 10 M-parameter GPT in both precisions."""
+    from tasks.bench import step
+
+    batch, config, rows = 8, {"rounds": options.rounds}, []
+    for length in lengths or [256, 1024]:
+        sizes = {"vocab_size": 256, "n_layers": 6, "n_heads": 6, "d_model": 384, "max_seq_len": length}
+        per_step = max(1, batch * 256 // length)
+        for precision in ("float32", "bfloat16"):
+            print(f"length {length}, batch {per_step}, {precision}", flush=True)
+            rows += step.measure(sizes, per_step, precision, device.device, options.rounds)
+        config[f"sizes_{length}"] = {**sizes, "batch": per_step}
+    return config, rows
+
+
+def summary(rows: list[dict]) -> dict:
+    """Return what people ask for first: the fused operator's worst and median ratio to plain."""
+    from statistics import median
+
+    fused = [row["ratio"] for row in rows if row["attention"] == "fused"]
+    other = [row["ratio"] for row in rows if row["attention"] == "two lines"]
+    return {
+        "fused_over_plain_median": median(fused),
+        "fused_over_plain_worst": max(fused),
+        "two_lines_over_plain_median": median(other),
+    }
+
+
+MEASURES = {"attention": measure_attention, "step": measure_step}
