@@ -140,6 +140,8 @@ def filled(record: RunRecord, trace: Trace, task: Task | None, **changes: Any) -
             samples_seen=trace.samples,
             extra={"note": task.data_note} if task.data_note else {},
         )
+    if changes.get("reason"):
+        changes["reason"] = without_paths(changes["reason"])
     throughput = Throughput(
         tokens_per_second=trace.rate(),
         seconds_training=trace.training_seconds,
@@ -154,6 +156,13 @@ def filled(record: RunRecord, trace: Trace, task: Task | None, **changes: Any) -
         finished_at=finished,
         **changes,
     )
+
+
+def without_paths(text: str) -> str:
+    """Return a text with this machine's directories named as everywhere: records are read elsewhere."""
+    for place, name in ((ROOT, "."), (Path.home(), "~")):
+        text = text.replace(str(place), name)
+    return text
 
 
 def keep(record: RunRecord, run_directory: Path, records: Path) -> Path:

@@ -6,6 +6,14 @@ from rich.table import Table as RichTable
 
 from results.tables import Table
 
+REDIRECTED_WIDTH = 120  # columns
+
+
+def make_console() -> Console:
+    """Return a console; where output is redirected, one wide enough that tables are not cut."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=REDIRECTED_WIDTH)
+
 
 def print_table(console: Console, table: Table) -> None:
     """Print a table with its notes below it; the first column is text, the others are numbers."""

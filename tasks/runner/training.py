@@ -18,6 +18,7 @@ from tasks.runner import checkpoint, distributed, memory, metrics, recording, rn
 from tasks.runner.config.schema import RunConfig
 from tasks.runner.device import Device, choose_device
 from tasks.runner.distributed import Ranks
+from tasks.runner.kernels import KernelBuild
 from tasks.runner.loop import Callbacks, Interrupted, NonFiniteError, Trainer
 from tasks.runner.paths import under_root
 from tasks.runner.progress import Display, Silent
@@ -91,7 +92,9 @@ def run_locked(config: RunConfig, display: Display, ranks: Ranks, directory: Pat
     record = recording.new_record(config, recording.environment(device, None, config.loop.compile))
     trace, task = Trace(), None
     try:
+        kernels = KernelBuild(device.device)
         task = open_task(config, display)
+        kernels.wait(display)
         trainer, record = prepare(config, task, device, ranks, directory, fresh, display, record)
         trace = trainer.trace
         metrics_found, sample = work(config, trainer, directory, display)

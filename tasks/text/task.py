@@ -4,6 +4,7 @@ Axis legend: B samples, T tokens of a sample, V vocabulary.
 """
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,7 +58,9 @@ class TextTask:
         """
         data = config.data
         if data.source == "file":
-            return cls(config, file_corpus(data.path, data.validation_fraction), f"file {data.path}")
+            return cls(
+                config, file_corpus(data.path, data.validation_fraction), f"file {Path(data.path).name}"
+            )
         with display.work("embedded corpus") as report:
             corpus = build_embedded_corpus(progress=report)
         return cls(config, corpus, "embedded documentation")

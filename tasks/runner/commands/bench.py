@@ -40,14 +40,13 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(f"--rounds: expected at least 1, got {options.rounds}")
     lengths = parse_lengths(options.lengths)
 
-    from rich.console import Console
-
     from results.record import BenchRecord, utc_now
     from results.store import write_record
     from tasks.runner.config.schema import LoopConfig
     from tasks.runner.device import choose_device
     from tasks.runner.paths import shown, under_root
     from tasks.runner.recording import environment
+    from tasks.runner.tables import make_console
 
     device = choose_device(
         LoopConfig(max_steps=1, global_batch=1, device=options.device, threads=options.threads)
@@ -63,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         started_at=started,
         finished_at=max(utc_now(), started),
     )
-    print_rows(Console(highlight=False), record)
+    print_rows(make_console(), record)
     print(f"record: {shown(write_record(record, under_root(options.records)))}")
     return 0
 

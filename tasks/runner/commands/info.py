@@ -14,9 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the summary, or one topic."""
-    from rich.console import Console
+    from tasks.runner.tables import make_console
 
-    console = Console(highlight=False)
+    console = make_console()
     if options.topic == "attention":
         print_matrix(console)
     else:

@@ -60,15 +60,14 @@ def run(options: argparse.Namespace) -> int:
 
 def show(configs, records, records_directory: str) -> None:
     """Print the comparison, the samples and where everything lies."""
-    from rich.console import Console
     from rich.panel import Panel
     from rich.text import Text
 
     from results.comparison import loss_curves, quick_comparison
     from tasks.runner.paths import shown, under_root
-    from tasks.runner.tables import print_table
+    from tasks.runner.tables import make_console, print_table
 
-    console = Console(highlight=False)
+    console = make_console()
     print_table(console, quick_comparison(*records))
     for record in records:
         if record.sample:
