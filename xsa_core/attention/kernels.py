@@ -25,11 +25,11 @@ _BLOCK_ELEMENTS = 2048
 
 
 @triton.jit
-def _direction(v_ptr, offset, inside, tiny, ACC: tl.constexpr):
-    """``vh`` (ROWS, BLOCK_D) and ``1/|v|`` (ROWS,), both 0 where the largest entry is below ``tiny``."""
+def _direction(v_ptr, offset, inside, TINY: tl.constexpr, ACC: tl.constexpr):
+    """``vh`` (ROWS, BLOCK_D) and ``1/|v|`` (ROWS,), both 0 where the largest entry is below ``TINY``."""
     row = tl.load(v_ptr + offset, mask=inside, other=0.0).to(ACC)
     largest = tl.max(tl.abs(row), axis=1)
-    alive = largest >= tiny
+    alive = largest >= TINY
     largest = tl.where(alive, largest, 1.0)
     scaled = row / largest[:, None]
     squares = tl.where(alive, tl.sum(scaled * scaled, axis=1), 1.0)
@@ -40,7 +40,7 @@ def _direction(v_ptr, offset, inside, tiny, ACC: tl.constexpr):
 
 @triton.jit
 def _place(rows, T, heads, ROWS: tl.constexpr):
-    """Indices of this program's rows: flat, batch, token, value head; 64 bits, since offsets can pass 2**31."""
+    """This program's rows: flat index, live or not, batch, token, value head; 64 bits for the offsets."""
     index = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     return index, index < rows, index // (heads * T), (index // heads) % T, index % heads
 
@@ -53,7 +53,6 @@ def _forward_kernel(
     c_ptr,
     s_ptr,
     factor,
-    tiny,
     rows,
     T,
     heads,
@@ -74,12 +73,13 @@ def _forward_kernel(
     G: tl.constexpr,
     ROWS: tl.constexpr,
     HAS_STRENGTH: tl.constexpr,
+    TINY: tl.constexpr,
     ACC: tl.constexpr,
 ):
     index, live, b, t, hv = _place(rows, T, heads, ROWS)
     d = tl.arange(0, BLOCK_D)
     inside = live[:, None] & (d < D)[None, :]
-    unit, _ = _direction(v_ptr, (b * vb + t * vt + hv * vh_stride)[:, None] + d[None, :], inside, tiny, ACC)
+    unit, _ = _direction(v_ptr, (b * vb + t * vt + hv * vh_stride)[:, None] + d[None, :], inside, TINY, ACC)
     for j in range(G):
         h = hv * G + j
         y = tl.load(y_ptr + (b * yb + t * yt + h * yh)[:, None] + d[None, :], mask=inside, other=0.0).to(ACC)
@@ -105,7 +105,6 @@ def _backward_kernel(
     ds_ptr,
     y_ptr,
     factor,
-    tiny,
     rows,
     T,
     heads,
@@ -126,14 +125,16 @@ def _backward_kernel(
     G: tl.constexpr,
     ROWS: tl.constexpr,
     HAS_STRENGTH: tl.constexpr,
+    WANT_DS: tl.constexpr,
     RESTORE: tl.constexpr,
+    TINY: tl.constexpr,
     ACC: tl.constexpr,
 ):
     index, live, b, t, hv = _place(rows, T, heads, ROWS)
     d = tl.arange(0, BLOCK_D)
     inside = live[:, None] & (d < D)[None, :]
     unit, inverse = _direction(
-        v_ptr, (b * vb + t * vt + hv * vh_stride)[:, None] + d[None, :], inside, tiny, ACC
+        v_ptr, (b * vb + t * vt + hv * vh_stride)[:, None] + d[None, :], inside, TINY, ACC
     )
     total = tl.zeros((ROWS, BLOCK_D), dtype=ACC)
     for j in range(G):
@@ -146,6 +147,7 @@ def _backward_kernel(
         s = tl.zeros_like(a) + factor
         if HAS_STRENGTH:
             s = tl.load(s_ptr + b * sb + t * st + h * sh, mask=live, other=0.0)
+        if WANT_DS:
             tl.store(ds_ptr + flat, -c * a, mask=live)
         dense = flat[:, None] * D + d[None, :]
         dy = g - (s * a)[:, None] * unit
@@ -159,10 +161,17 @@ def _backward_kernel(
     tl.store(dv_ptr + index[:, None] * D + d[None, :], total.to(dv_ptr.dtype.element_ty), mask=inside)
 
 
+def _exact_strength(y: Tensor, factor: float, strength: Tensor | None) -> Tensor | None:
+    """For float64 the number as a tensor: Triton takes its scalar arguments in float32."""
+    if strength is not None or y.dtype != torch.float64:
+        return strength
+    return y.new_full((), factor).expand(y.shape[:3])
+
+
 def _launch(
     kernel, tensors, strided, v: Tensor, heads: int, factor: float, strength: Tensor | None, **flags
 ) -> None:
-    """One launch over all rows. ``strided`` are the tensors whose B, T, H strides the kernel takes, in order."""
+    """One launch over all rows; ``strided`` are those whose B, T, H strides the kernel takes, in order."""
     B, T, kv_heads, D = v.shape
     acc = accumulation_dtype(v.dtype)
     block = triton.next_power_of_2(D)
@@ -176,7 +185,6 @@ def _launch(
         kernel[(triton.cdiv(rows, rows_per_program),)](
             *tensors,
             factor,
-            torch.finfo(v.dtype).tiny,
             rows,
             T,
             kv_heads,
@@ -186,6 +194,7 @@ def _launch(
             G=heads // kv_heads,
             ROWS=rows_per_program,
             HAS_STRENGTH=strength is not None,
+            TINY=torch.finfo(v.dtype).tiny,
             ACC=tl.float64 if acc == torch.float64 else tl.float32,
             num_warps=4,
             **flags,
@@ -195,6 +204,7 @@ def _launch(
 def exclude_(y: Tensor, v: Tensor, factor: float, strength: Tensor | None) -> Tensor:
     """Overwrite ``y`` (B, T, H, D) with ``z``; returns ``c`` (B, T, H)."""
     c = y.new_empty(y.shape[:3], dtype=accumulation_dtype(y.dtype))
+    strength = _exact_strength(y, factor, strength)
     pointers = (y, v, y, c, strength if strength is not None else c)
     _launch(_forward_kernel, pointers, (y, v, y), v, y.shape[2], factor, strength)
     return c
@@ -204,6 +214,7 @@ def exclude(y: Tensor, v: Tensor, factor: float, strength: Tensor | None) -> tup
     """``z`` (B, T, H, D) and ``c`` (B, T, H), ``y`` left as it is."""
     c = y.new_empty(y.shape[:3], dtype=accumulation_dtype(y.dtype))
     z = y.new_empty(y.shape)
+    strength = _exact_strength(y, factor, strength)
     pointers = (y, v, z, c, strength if strength is not None else c)
     _launch(_forward_kernel, pointers, (y, v, z), v, y.shape[2], factor, strength)
     return z, c
@@ -212,12 +223,15 @@ def exclude(y: Tensor, v: Tensor, factor: float, strength: Tensor | None) -> tup
 def exclude_backward(
     g: Tensor, z: Tensor, v: Tensor, c: Tensor, factor: float, strength: Tensor | None, restore: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dy (B, T, H, D), dv (B, T, Hkv, D), ds (B, T, H) and y (B, T, H, D); the last two empty where not asked for."""
+    """dy (B, T, H, D), dv (B, T, Hkv, D), ds (B, T, H), y (B, T, H, D); the last two empty if not wanted."""
     dy, dv = g.new_empty(g.shape), v.new_empty(v.shape)
     ds = torch.empty_like(c) if strength is not None else c.new_empty(0)
     y = z.new_empty(z.shape) if restore else z.new_empty(0)
+    want_ds = strength is not None
+    strength = _exact_strength(g, factor, strength)
     pointers = (g, z, v, c, strength if strength is not None else c, dy, dv, ds, y)
-    _launch(_backward_kernel, pointers, (g, z, v), v, g.shape[2], factor, strength, RESTORE=restore)
+    flags = {"RESTORE": restore, "WANT_DS": want_ds}
+    _launch(_backward_kernel, pointers, (g, z, v), v, g.shape[2], factor, strength, **flags)
     return dy, dv, ds, y
 
 
