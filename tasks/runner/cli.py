@@ -84,10 +84,20 @@ def parse(arguments: list[str]) -> tuple[ModuleType, argparse.Namespace]:
 def parse_options(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
     """Return the options, which may stand anywhere among overrides: `seed=1 --fresh loop.max_steps=9`.
 
-    argparse can mix them only where no argument takes all that follows.
+    A command that passes all its words on (REMAINDER) gets them as they are, a leading option included,
+    which argparse alone would refuse.
     """
-    if any(action.nargs in {argparse.REMAINDER, argparse.PARSER} for action in parser._actions):
+    actions = parser._actions
+    rest = next((action for action in actions if action.nargs == argparse.REMAINDER), None)
+    if rest is not None and words[:1] not in (["-h"], ["--help"]):
+        options = parser.parse_args([])
+        setattr(options, rest.dest, words)
+        return options
+    if any(action.nargs in {argparse.REMAINDER, argparse.PARSER} for action in actions):
         return parser.parse_args(words)
+    for action in actions:
+        if action.nargs == argparse.ZERO_OR_MORE:
+            action.required = False  # or it is named among what is missing
     return parser.parse_intermixed_args(words)
 
 
