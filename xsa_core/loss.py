@@ -14,9 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 IGNORE_INDEX = -100
-# Float32 logits of one block. Measured on a CPU: smaller blocks make the products inefficient, larger ones
-# only cost memory.
+# Logits of one block of tokens, in the dtype of the products. Smaller blocks make the products inefficient and
+# add more passes over the gradient of the weight; larger ones only cost memory.
 BLOCK_BYTES = 64 * 2**20
+# On a CPU the softmax of a block runs in strips of this many bytes that stay in cache: measured with a vocabulary
+# of 50,304 it is five times faster than in one go.
+STRIP_BYTES = 2 * 2**20
 
 
 @torch.library.custom_op("xsa::linear_cross_entropy", mutates_args=())
@@ -30,7 +33,7 @@ def _sweep(
         weight: `V C`, same dtype.
         targets: `N` int64; `IGNORE_INDEX` drops a token.
         with_gradient: whether to form the gradients (else empty tensors come back).
-        block_bytes: bound on one block of logits in the accumulation dtype.
+        block_bytes: bound on one block of logits.
 
     Returns:
         The sum of losses (float32, float64 for float64), `dhidden` (`N C`, dtype of hidden) and `dweight`
@@ -42,29 +45,53 @@ def _sweep(
     grad_hidden = torch.empty_like(hidden) if with_gradient else hidden.new_empty(0)
     # The first block writes the gradient of the weight, later ones add: no pass to clear it.
     grad_weight = hidden.new_empty(0, dtype=exact)
-    rows = max(1, block_bytes // (vocabulary * exact.itemsize))
+    rows = max(1, block_bytes // (vocabulary * hidden.dtype.itemsize))
+    buffer = hidden.new_empty(min(rows, n), vocabulary)
     with torch.autocast(hidden.device.type, enabled=False):
         for start in range(0, n, rows):
             h, t = hidden[start : start + rows], targets[start : start + rows]
-            kept = t != IGNORE_INDEX
-            index = torch.where(kept, t, 0)[:, None]  # n 1
-            log_p = torch.log_softmax(h @ weight.T, dim=-1, dtype=exact)  # n V
-            total -= log_p.gather(1, index).squeeze(1).masked_fill(~kept, 0).sum()
+            logits = buffer[: h.shape[0]]
+            torch.mm(h, weight.T, out=logits)
+            total += _softmax_strips(logits, t, exact, with_gradient)
             if not with_gradient:
                 continue
-            d = log_p.exp_()  # softmax
-            d.scatter_add_(1, index, d.new_full((), -1.0).expand_as(index))
-            d = d.masked_fill_(~kept[:, None], 0).to(hidden.dtype)
-            torch.mm(d, weight, out=grad_hidden[start : start + rows])
+            torch.mm(logits, weight, out=grad_hidden[start : start + rows])
             if start == 0:
-                grad_weight = torch.mm(d.T, h).to(exact)
+                grad_weight = torch.mm(logits.T, h).to(exact)
             elif exact == hidden.dtype:
-                grad_weight.addmm_(d.T, h)
+                grad_weight.addmm_(logits.T, h)
             else:
-                grad_weight += torch.mm(d.T, h)
+                grad_weight += torch.mm(logits.T, h)
         if with_gradient and n == 0:
             grad_weight = torch.zeros_like(weight, dtype=exact)
     return total, grad_hidden, grad_weight
+
+
+def _softmax_strips(logits: Tensor, targets: Tensor, exact: torch.dtype, with_gradient: bool) -> Tensor:
+    """Summed loss of a block; its logits `n V` are overwritten by their gradient where that is wanted.
+
+    Args:
+        logits: `n V`. targets: `n`, -100 where there is none. exact: dtype of softmax and sums.
+    """
+    n, vocabulary = logits.shape
+    total = torch.zeros((), dtype=exact, device=logits.device)
+    strip = max(1, STRIP_BYTES // (vocabulary * exact.itemsize)) if logits.device.type == "cpu" else n
+    wide = torch.empty(min(strip, n), vocabulary, dtype=exact, device=logits.device)
+    for start in range(0, n, strip):
+        low, t = logits[start : start + strip], targets[start : start + strip]
+        kept = (t != IGNORE_INDEX)[:, None]
+        index = torch.where(kept, t[:, None], 0)  # n 1
+        x = wide[: low.shape[0]].copy_(low)
+        largest = x.amax(dim=-1, keepdim=True)
+        at_target = x.gather(1, index) - largest
+        x.sub_(largest).exp_()
+        norm = x.sum(dim=-1, keepdim=True)
+        total += (norm.log() - at_target).masked_fill(~kept, 0).sum()
+        if with_gradient:
+            x.mul_(kept / norm)  # softmax, or 0 for a token without target
+            x.scatter_add_(1, index, -kept.to(exact))
+            low.copy_(x)
+    return total
 
 
 @_sweep.register_fake
