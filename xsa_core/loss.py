@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 IGNORE_INDEX = -100
-# Logits of one block of tokens, in the dtype of the products. Smaller blocks make the products inefficient and
-# add more passes over the gradient of the weight; larger ones only cost memory.
+# Logits of one block of tokens, in the dtype of the products. Smaller blocks make the products inefficient
+# and add more passes over the gradient of the weight; larger ones only cost memory.
 BLOCK_BYTES = 64 * 2**20
-# On a CPU the softmax of a block runs in strips of this many bytes that stay in cache: measured with a vocabulary
-# of 50,304 it is five times faster than in one go.
+# On a CPU the softmax of a block runs in strips of this many bytes that stay in cache: measured with a
+# vocabulary of 50,304 it is five times faster than in one go.
 STRIP_BYTES = 2 * 2**20
 
 

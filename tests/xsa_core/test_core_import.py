@@ -12,7 +12,6 @@ HEAVY = (
     "torchaudio",
     "torchvision",
     "xformers",
-    "triton",
     "safetensors",
     "scipy",
 )
