@@ -193,6 +193,7 @@ class Trainer:
             "rng": rng.capture(),
             "trace": self.trace.state_dict(),
             "threads": self.device.threads,
+            "precision": self.device.precision,
             "world_size": self.ranks.world_size,
         }
 

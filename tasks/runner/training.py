@@ -3,8 +3,9 @@
 import signal
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
@@ -171,7 +172,7 @@ def prepare(
             path.with_suffix(".json").unlink()
             path.unlink(missing_ok=True)
     if found is not None:
-        device = with_threads(device, found.content["threads"], display)
+        device = as_before(device, found.content, display)
     try:
         model = task.build_model()
         record = record.updated(model=recording.model_facts(model))
@@ -193,13 +194,17 @@ def prepare(
     return trainer, record.updated(environment=recording.environment(device, backend, config.loop.compile))
 
 
-def with_threads(device: Device, threads: int, display: Display) -> Device:
-    """Return the device with a checkpoint's thread count: sums depend on how they are split."""
-    if threads == device.threads:
-        return device
-    display.note(f"using {threads} threads, as the checkpoint did (this machine would use {device.threads})")
-    torch.set_num_threads(threads)
-    return Device(device.device, device.name, device.precision, device.precision_reason, threads)
+def as_before(device: Device, state: dict[str, Any], display: Display) -> Device:
+    """Return the device with a checkpoint's precision and threads: sums depend on how they are split."""
+    precision, threads = state["precision"], state["threads"]
+    if threads != device.threads:
+        display.note(f"using {threads} threads, as the checkpoint did (here it would be {device.threads})")
+        torch.set_num_threads(threads)
+        device = replace(device, threads=threads)
+    if precision != device.precision:
+        display.note(f"computing in {precision}, as the checkpoint did (here it would be {device.precision})")
+        device = replace(device, precision=precision, precision_reason="that of the checkpoint")
+    return device
 
 
 def work(config: RunConfig, trainer: Trainer, directory: Path, display: Display) -> tuple[dict, str | None]:

@@ -1,6 +1,7 @@
 """A killed or stopped run that goes on ends exactly as one that was never interrupted."""
 
 import json
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,11 @@ import pytest
 import torch
 
 from results.store import load_records
-from tasks.runner import checkpoint
+from tasks.errors import UserError
+from tasks.runner import checkpoint, device
+from tasks.runner.loop import Trainer
 from tasks.runner.metrics import lines
+from tasks.runner.progress import Silent
 
 # Dropout makes the generators' state matter; the last of the two micro-batches is the smaller one.
 COMMON = (
@@ -171,81 +175,107 @@ def test_signal_writes_a_checkpoint_and_the_run_goes_on(story: dict, name: str) 
     assert [key for key in want if want[key] != got[key]] == []
 
 
-def test_interrupted_run_is_recorded_as_such(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.runner.loop import Trainer
+class Notes(Silent):
+    """Keeps the lines a run shows."""
 
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def stop_after(patch: pytest.MonkeyPatch, step: int) -> None:
+    """Ask every run to stop once it has made `step` steps."""
     update = Trainer.update
 
-    def ask_to_stop(trainer: Trainer) -> tuple[float, float, float]:
-        trainer.stop_signal = signal.SIGTERM if trainer.step == 2 else None
+    def ask(trainer: Trainer) -> tuple[float, float, float]:
+        if trainer.step + 1 == step:
+            trainer.stop_signal = signal.SIGTERM
         return update(trainer)
 
-    monkeypatch.setattr(Trainer, "update", ask_to_stop)
+    patch.setattr(Trainer, "update", ask)
+
+
+def test_interrupted_run_is_recorded_as_such(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_after(monkeypatch, 3)
     outcome = lab.train()
     assert outcome.exit_status == 128 + signal.SIGTERM
     assert outcome.record.status == "interrupted"
     assert outcome.record.reason == "stopped by SIGTERM after step 3"
-    assert [path.name for path in checkpoint.steps(outcome.run_directory / "checkpoints")] == [
-        "step-00000003.pt"
-    ]
+    (saved,) = checkpoint.steps(outcome.run_directory / "checkpoints")
+    assert saved.name == "step-00000003.pt"
     assert json.loads(outcome.record_path.read_text())["status"] == "interrupted"
 
 
-def test_resume_takes_the_threads_of_the_checkpoint(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.runner import device
-    from tasks.runner.loop import Trainer
-    from tasks.runner.progress import Silent
-
-    class Notes(Silent):
-        def __init__(self) -> None:
-            self.lines: list[str] = []
-
-        def note(self, line: str) -> None:
-            self.lines.append(line)
-
+def test_a_second_ctrl_c_stops_at_once_and_is_recorded(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     update = Trainer.update
 
-    def ask_to_stop(trainer: Trainer) -> tuple[float, float, float]:
-        trainer.stop_signal = signal.SIGTERM
+    def impatient(trainer: Trainer) -> tuple[float, float, float]:
+        if trainer.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)  # the first asks for the end of the step
+            assert trainer.stop_signal == signal.SIGINT
+            os.kill(os.getpid(), signal.SIGINT)
         return update(trainer)
 
+    monkeypatch.setattr(Trainer, "update", impatient)
+    before = signal.getsignal(signal.SIGINT)
+    outcome = lab.train()
+    assert outcome.exit_status == 128 + signal.SIGINT
+    assert (outcome.record.status, outcome.record.reason) == ("interrupted", "stopped at once")
+    assert outcome.record.curves["train"].step == [1, 2]
+    assert checkpoint.steps(outcome.run_directory / "checkpoints") == []
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_resume_takes_threads_and_precision_of_the_checkpoint(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auto = ("loop.threads=0", "loop.precision=auto", "loop.device=cpu")
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "update", ask_to_stop)
+        stop_after(patch, 1)
         patch.setattr(device, "available_cores", lambda: 1)
-        first = lab.train("loop.threads=0")
-    assert first.record.environment.threads == 1
+        patch.setattr(device, "cpu_bfloat16_unit", lambda: None)
+        first = lab.train(*auto)
+    assert (first.record.environment.threads, first.record.environment.precision) == (1, "float32")
     monkeypatch.setattr(device, "available_cores", lambda: 2)
-    seen: list[int] = []
+    monkeypatch.setattr(device, "cpu_bfloat16_unit", lambda: "AMX")
+    seen: set[int] = set()
+    update = Trainer.update
 
     def watch(trainer: Trainer) -> tuple[float, float, float]:
-        seen.append(torch.get_num_threads())
+        seen.add(torch.get_num_threads())
         return update(trainer)
 
     monkeypatch.setattr(Trainer, "update", watch)
     notes = Notes()
-    outcome = lab.train("loop.threads=0", display=notes)
+    outcome = lab.train(*auto, display=notes)
     assert outcome.record.status == "completed"
-    assert outcome.record.environment.threads == 1
-    assert set(seen) == {1}
-    assert any("using 1 threads, as the checkpoint did" in line for line in notes.lines)
-    assert any("resuming from step-00000001.pt, step 1 of 6" in line for line in notes.lines)
+    assert (outcome.record.environment.threads, outcome.record.environment.precision) == (1, "float32")
+    assert seen == {1}
+    assert notes.lines == [
+        "using 1 threads, as the checkpoint did (here it would be 2)",
+        "computing in float32, as the checkpoint did (here it would be bfloat16)",
+        "resuming from step-00000001.pt, step 1 of 6",
+    ]
+
+
+def test_a_checkpoint_of_more_processes_is_refused(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 1)
+        state_dict = Trainer.state_dict
+        patch.setattr(Trainer, "state_dict", lambda trainer: {**state_dict(trainer), "world_size": 2})
+        lab.train()
+    with pytest.raises(UserError, match="written by 2 processes, this run has 1; start as many"):
+        lab.train()
 
 
 def test_changed_data_are_refused(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.errors import UserError
-    from tasks.runner.loop import Trainer
-
     text = tmp_path / "mine.txt"
     content = lab.text.read_bytes()
     text.write_bytes(content)
-    update = Trainer.update
-
-    def ask_to_stop(trainer: Trainer) -> tuple[float, float, float]:
-        trainer.stop_signal = signal.SIGTERM
-        return update(trainer)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "update", ask_to_stop)
+        stop_after(patch, 1)
         lab.train(f"data.path={text}")
     text.write_bytes(content[:100] + b"X" + content[101:])  # as long as before
     with pytest.raises(UserError, match="data have changed") as raised:
