@@ -5,10 +5,13 @@ B batch   T queries   S keys   H query heads   Hkv key/value heads   N sinks   D
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
-from xsa_core.attention import backends, fused, projection
+from xsa_core.attention import backends, flex, fused, projection, xformers_pair
+from xsa_core.attention import sinks as sink_merging
 from xsa_core.attention.masks import Mask, resolve_mask
 from xsa_core.attention.projection import Strength
 from xsa_core.attention.reference import reference_attention, reference_exclude
@@ -123,6 +126,8 @@ def attention_with_lse(
     if name == "reference":
         y, _, lse = reference_attention(q, k, v, mask=mask, bias=bias, scale=scale)
         return y, lse
+    if name == "flex":
+        return flex.attention(q, k, v, mask, scale)
     pattern, dense, kernel = _lower(request, name, q, mask, bias)
     if request.bias_gradient:
         kernel = "math"  # the one pair that also gives the bias its gradient through the log-sum-exp
@@ -136,8 +141,8 @@ def _run_reference(request, q, k, v, mask, bias, own_v, strength, scale, dropout
     return y if strength is None else reference_exclude(y, v if own_v is None else own_v, strength)
 
 
-def _run_sdpa(request, q, k, v, mask, bias, own_v, strength, scale, dropout_p, sinks):
-    pattern, dense, kernel = _lower(request, "sdpa", q, mask, bias)
+def _run_fused(name, request, q, k, v, mask, bias, own_v, strength, scale, dropout_p, sinks):
+    pattern, dense, kernel = _lower(request, name, q, mask, bias)
     return fused.fused_attention(
         q,
         k,
@@ -153,26 +158,50 @@ def _run_sdpa(request, q, k, v, mask, bias, own_v, strength, scale, dropout_p, s
     )
 
 
-_RUNNERS = {"reference": _run_reference, "sdpa": _run_sdpa}
+def _run_flex(request, q, k, v, mask, bias, own_v, strength, scale, dropout_p, sinks):
+    y, lse = flex.attention(q, k, v, mask, scale)
+    if sinks is not None:
+        y = sink_merging.merge(y, lse, q, *sinks, scale)
+    return y if strength is None else fused.exclude(y, v if own_v is None else own_v, strength)
+
+
+_RUNNERS = {
+    "reference": _run_reference,
+    "sdpa": functools.partial(_run_fused, "sdpa"),
+    "xformers": functools.partial(_run_fused, "xformers"),
+    "flex": _run_flex,
+}
 
 
 def _lower(request, name, q, mask, bias):
-    """Mask and bias as the kernel takes them: (causal or not, dense bias or None, kernel name)."""
+    """Mask and bias as the kernel takes them: (its causal argument, dense bias or None, kernel name)."""
     B, T = q.shape[:2]
     S = request.S
     mask.check(B, T, S)
     mask = mask.simplified(T, S)
-    features = mask.features
-    causal = features == {"causal"} and T == S and bias is None
+    if name == "xformers":
+        plan = xformers_pair.plan_mask(mask, B, T, S) if bias is None else None
+        if plan is not None and plan.packed and q.dtype == torch.float32:
+            plan = None  # only its half-precision kernels lay out the log-sum-exp of a packed row as one
+        dense = None if plan is not None else _dense_bias(q, S, mask, bias)
+        return plan, dense, "xformers"
+    causal = mask.features == {"causal"} and T == S and bias is None
+    dense = None if causal else _dense_bias(q, S, mask, bias)
+    return causal, dense, backends.sdpa_kernel(request, dense is not None)
+
+
+def _dense_bias(q, S, mask, bias):
+    """Mask and bias together (B or 1, H or 1, T, S), in q's dtype or float32; None where there is neither."""
+    B, T = q.shape[:2]
     dense = None
     if bias is not None:
         dense = bias if bias.dtype in (q.dtype, torch.float32) else bias.to(torch.float32)
         dense = dense.reshape((1,) * (4 - dense.dim()) + dense.shape)
         dense = dense.expand(*dense.shape[:2], T, S)
-    if features and not causal:
+    if mask.features:
         hidden = mask.to_bias(B, T, S, q.dtype if dense is None else dense.dtype, q.device)
         dense = hidden if dense is None else dense + hidden
-    return causal, dense, backends.sdpa_kernel(request, dense is not None)
+    return dense
 
 
 def _autocast(q, k, v, own_v, bias, sinks):

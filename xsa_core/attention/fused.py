@@ -15,11 +15,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xsa_core.attention import projection_ops, sinks
-from xsa_core.attention.kernel_pairs import PAIRS
+from xsa_core.attention import kernel_pairs, projection_ops, sinks, xformers_pair
 from xsa_core.attention.projection import accumulation_dtype, expand_strength
 
 _HALF = (torch.bfloat16, torch.float16)
+
+PAIRS = {**kernel_pairs.PAIRS, "xformers": xformers_pair.PAIR}
 
 
 class _NoDoubleBackward(torch.autograd.Function):
@@ -96,9 +97,12 @@ class _ExclusiveAttention(torch.autograd.Function):
         if ds is not None:
             ds = ds.sum_to_size(strength.shape).to(strength.dtype)
         grads = (dq, dk, dv, down, ds, dbias, dsink_k, dsink_v)
-        if torch.is_grad_enabled():
-            grads = _NoDoubleBackward.apply(*grads)
-        return *grads, None, None, None, None, None, None
+        return *_first_only(grads), None, None, None, None, None, None
+
+
+def _first_only(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """The gradients, made to refuse a second derivative where a graph of them is being recorded."""
+    return _NoDoubleBackward.apply(*grads) if torch.is_grad_enabled() else grads
 
 
 def _full_strength(strength: Tensor | None, y: Tensor) -> Tensor | None:
@@ -127,7 +131,8 @@ def fused_attention(
     Args:
         q: (B, T, H, Dk). k: (B, S, Hkv, Dk). v: (B, S, Hkv, Dv).
         kernel: a name of :data:`PAIRS`.
-        causal: the plain causal mask with T = S; every other mask comes in ``bias``.
+        causal: the plain causal mask with T = S; every other mask comes in ``bias``. For xformers its plan
+            instead.
         bias: (B or 1, H or 1, T or 1, S), added to the scaled logits.
         own_v: (B, T, Hkv, Dv), the tokens' own values where they are not ``v`` itself.
         strength: None or 0 for plain attention by the same kernel.
@@ -183,14 +188,15 @@ class _AttentionWithLse(torch.autograd.Function):
         g, bias_grad = _dense_rows(g), ctx.needs_input_grad[3]
         if kernel == "math":
             grads = pair.backward(g, q, k, v, y, lse, bias, state, *options, bias_grad, dlse)
-            return *grads, None, None, None
+            return *_first_only(grads), None, None, None
         dq, dk, dv, dbias = pair.backward(g, q, k, v, y, lse, bias, state, *options, bias_grad)
         # d lse_i / d q_i = scale sum_j P_ij k_j is attention with the keys as values; the adjoint of that
         # attention gives the keys' part.
         mean_key, again, state = pair.forward(q, k, k, bias, *options)
         weight = (dlse.transpose(1, 2).unsqueeze(-1) * scale).to(q.dtype)  # (B, T, H, 1)
         _, _, along, _ = pair.backward(weight * q, q, k, k, mean_key, again, bias, state, *options, False)
-        return dq + weight * mean_key, dk + along, dv, dbias, None, None, None
+        grads = (dq + weight * mean_key, dk + along, dv, dbias)
+        return *_first_only(grads), None, None, None
 
 
 def attention_with_lse(
@@ -223,10 +229,7 @@ class _Exclude(torch.autograd.Function):
         )
         if ds is not None:
             ds = ds.sum_to_size(strength.shape).to(strength.dtype)
-        grads = (dy, dv, ds)
-        if torch.is_grad_enabled():
-            grads = _NoDoubleBackward.apply(*grads)
-        return *grads, None
+        return *_first_only((dy, dv, ds)), None
 
 
 def exclude(y: Tensor, v: Tensor, strength: float | Tensor = 1.0) -> Tensor:

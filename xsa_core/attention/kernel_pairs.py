@@ -102,7 +102,7 @@ def _flash_cuda_backward(dy, q, k, v, y, lse, bias, state, causal, scale, dropou
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2), None
 
 
-def _aligned_bias(bias: Tensor | None, B: int, H: int, T: int, S: int) -> Tensor | None:
+def aligned_bias(bias: Tensor | None, B: int, H: int, T: int, S: int) -> Tensor | None:
     """The bias as the efficient kernel wants it: expanded, rows starting at multiples of 16 elements."""
     if bias is None:
         return None
@@ -118,7 +118,7 @@ def _efficient_forward(q, k, v, bias, causal, scale, dropout_p):
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        _aligned_bias(bias, B, H, T, S),
+        aligned_bias(bias, B, H, T, S),
         True,
         dropout_p,
         causal,
@@ -135,7 +135,7 @@ def _efficient_backward(dy, q, k, v, y, lse, bias, state, causal, scale, dropout
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        _aligned_bias(bias, B, H, T, S),
+        aligned_bias(bias, B, H, T, S),
         y.transpose(1, 2),
         lse,
         *state,

@@ -47,6 +47,17 @@ def merge_(y: Tensor, lse: Tensor, q: Tensor, sink_k: Tensor, sink_v: Tensor, sc
     return y
 
 
+def merge(y: Tensor, lse: Tensor, q: Tensor, sink_k: Tensor, sink_v: Tensor, scale: float | None) -> Tensor:
+    """The same as :func:`merge_` in plain autograd, for outputs whose ``lse`` (B, H, T) is differentiable."""
+    acc = accumulation_dtype(y.dtype)
+    logits = _logits(q, sink_k, _scale(q, scale)).flatten(1, 2)  # (B, H, T, N)
+    whole = torch.logaddexp(lse, torch.logsumexp(logits, dim=-1))
+    keep = torch.exp(lse - whole).transpose(1, 2).unsqueeze(-1)  # (B, T, H, 1)
+    weights = torch.exp(logits - whole.unsqueeze(-1)).unflatten(1, (sink_v.shape[1], -1))  # (B, Hkv, G, T, N)
+    added = torch.einsum("bhgtn,nhd->bthgd", weights, sink_v.to(acc)).flatten(2, 3)
+    return (y.to(acc) * keep + added).to(y.dtype)
+
+
 def backward_(
     dq: Tensor,
     dy: Tensor,

@@ -58,7 +58,7 @@ def gradients(function, tensors, weight):
     """Output and gradients of ``(function(*tensors) * weight).sum()``."""
     leaves = [t.detach().clone().requires_grad_() for t in tensors]
     output = function(*leaves)
-    output.backward(weight.to(output.dtype))
+    output.backward(weight.to(output.dtype).expand_as(output))
     return [output.detach(), *(leaf.grad for leaf in leaves)]
 
 
