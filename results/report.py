@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from results.bench_figures import bench_figure
 from results.cells import Cell, group_cells
 from results.effects import Effect, effects
 from results.figures import effect_figure, loss_curves
@@ -100,11 +101,12 @@ def report(records_dir: str | Path, out_dir: str | Path, paper_dir: str | Path =
         writer.table(runs_table(task, [record for record in runs if record.task == task]))
     for bench in _benches(records):
         writer.table(bench_table(bench))
+        writer.drawn(bench_figure(bench, writer.out_dir / bench_stem(bench)))
     if published:
         writer.table(published_table(published))
     writer.table(unfinished_table(runs))
     writer.table(unpaired_table(pair_records(records).refused))
-    writer.text("README.md", _readme(records, runs, by_task, figures, bool(published)))
+    writer.text("README.md", _readme(records, runs, by_task, figures, bool(published), writer.written))
     names = sorted({*writer.written, MANIFEST})
     for name in sorted(set(earlier) - set(names)):
         (root / name).unlink(missing_ok=True)
@@ -138,6 +140,17 @@ def _effects_by_task(found: Sequence[Effect]) -> dict[tuple[str, str], list[Effe
     for effect in found:
         groups[effect.cell.task, effect.metric].append(effect)
     return dict(sorted(groups.items()))
+
+
+def bench_stem(bench: BenchRecord) -> str:
+    """Return the stem of a benchmark's figure, below the report's folder."""
+    return f"figures/{slug(bench.run_id)}"
+
+
+def _bench_lines(bench: BenchRecord, written: Sequence[str]) -> list[str]:
+    lines = [f"- [{bench.name}](tables/{slug(bench.run_id)}.md), {bench.environment.device_name}"]
+    drawn = f"{bench_stem(bench)}.svg"
+    return lines + (["", f"![{bench.name}]({drawn})", ""] if drawn in written else [])
 
 
 def _draw_cells(writer: _Writer, cells: Sequence[Cell]) -> list[tuple[str, str]]:
@@ -174,6 +187,7 @@ def _readme(
     by_task: dict[tuple[str, str], list[Effect]],
     figures: Sequence[tuple[str, str]],
     published: bool,
+    written: Sequence[str],
 ) -> str:
     lines = [MARK, "# Results", ""]
     completed = sum(record.status == "completed" for record in runs)
@@ -199,7 +213,7 @@ def _readme(
     lines += ["## Curves", ""] if figures else []
     lines += [f"- [{label}]({stem}.svg)" for label, stem in figures] + ([""] if figures else [])
     lines += ["## Benchmarks", ""] if benches else []
-    lines += [f"- [{bench.name}](tables/{slug(bench.run_id)}.md)" for bench in benches]
+    lines += [line for bench in benches for line in _bench_lines(bench, written)]
     lines += [""] if benches else []
     if published:
         lines += [
