@@ -98,7 +98,8 @@ def cache_key() -> str:
     """Hash of all that the built file depends on: source, flags of this CPU, torch, compiler."""
     command = compiler()
     version = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=30, check=False)
-    parts = [SOURCE.read_text(), torch.__version__, platform.machine(), *command, version.stdout, *flags()]
+    sources = [path.read_text() for path in sorted(SOURCE.parent.iterdir())]
+    parts = [*sources, torch.__version__, platform.machine(), *command, version.stdout, *flags()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 
