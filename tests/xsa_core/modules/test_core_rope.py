@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from xsa_core.attention.rope import Rotation, rotary_angles
+from xsa_core.attention.rope import Rotation, _rotate, _turn_real, rotary_angles
 
 
 def heads(T=6, D=8, dtype=torch.float64, seed=0):
@@ -42,21 +42,37 @@ def test_channels_beyond_the_rotated_ones_pass_unchanged():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_compiled_arithmetic_equals_complex_arithmetic(dtype):
-    x = heads(dtype=dtype).requires_grad_()
-    positions = torch.tensor([[0, 5, 1, 700, 2, 9], [3, 3, 3, 0, 1, 2]])
-
-    def turn(x):
-        return Rotation(positions, 6, 50.0, dtype)(x)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(turn, fullgraph=True, backend="aot_eager")
-    (a, da), (b, db) = (
-        (y, torch.autograd.grad(y.square().sum() + y.sum(), x)[0]) for y in (turn(x), compiled(x))
+def test_all_ways_of_computing_it_agree(dtype):
+    x = heads(dtype=dtype)[..., 2:].requires_grad_()  # a view, as queries are
+    rotation = Rotation(torch.tensor([[0, 5, 1, 700, 2, 9], [3, 3, 3, 0, 1, 2]]), 6, 50.0, dtype)
+    ways = (
+        rotation,
+        lambda x: _rotate(x, rotation.cos, rotation.sin),
+        lambda x: _turn_real(x, rotation.cos, rotation.sin),
     )
+    outputs = [way(x) for way in ways]
+    gradients = [torch.autograd.grad(y.square().sum() + y.sum(), x)[0] for y in outputs]
     eps = torch.finfo(dtype).eps
-    assert (a - b).abs().max() <= 2 * eps * a.abs().max()
-    assert (da - db).abs().max() <= 4 * eps * da.abs().max()
+    for y, dx in zip(outputs[1:], gradients[1:], strict=True):
+        assert (y - outputs[0]).abs().max() <= 2 * eps * outputs[0].abs().max()
+        assert (dx - gradients[0]).abs().max() <= 4 * eps * gradients[0].abs().max()
+
+
+def test_odd_layouts_are_turned_as_well():
+    rotation = Rotation(torch.arange(6), 6, 50.0, torch.float64)
+    x = heads(D=9)
+    for view in (x[..., 1:7], x[..., 3:], x.transpose(-1, -2).contiguous().transpose(-1, -2)[..., :6]):
+        assert not view.is_contiguous()
+        assert torch.equal(rotation(view), rotation(view.contiguous()))
+        torch.testing.assert_close(_rotate(view, rotation.cos, rotation.sin), rotation(view))
+
+
+def test_graph_node_is_registered_in_full():
+    x = heads()[..., 2:].requires_grad_()
+    rotation = Rotation(torch.arange(6), 6, 50.0, torch.float64)
+    torch.library.opcheck(_rotate, (x, rotation.cos, rotation.sin))
+    few = heads(T=6, D=6)[:1, :, :1].requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda x: _rotate(x, rotation.cos, rotation.sin), few)
 
 
 def test_bfloat16_heads_keep_apart_distant_neighbours():
