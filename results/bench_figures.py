@@ -42,7 +42,7 @@ def bench_figure(record: BenchRecord, path_stem: str | Path) -> list[Path]:
     if not panels and not any("model" in row for row in rows):
         return []
     with styled():
-        figure = Figure(figsize=(4.2 * max(1, len(panels)), 3.6), layout="constrained")
+        figure = Figure(figsize=(max(6.6, 4.2 * len(panels)), 3.6), layout="constrained")
         if panels:
             axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
             for place, name in zip(axes, panels, strict=True):

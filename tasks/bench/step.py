@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from optimizers.build import build_optimizer
-from optimizers.config import OptimizerConfig
 from tasks.bench.memory import SavedBytes, peak_extra_bytes
 from tasks.bench.peers import with_two_lines
 from tasks.bench.timing import interleave
@@ -25,7 +23,7 @@ class Step:
 
     def __init__(self, model: GPT, batch: int, length: int, precision: str, device: torch.device) -> None:
         self.model = model.to(device)
-        self.optimizer = build_optimizer(model, OptimizerConfig(name="adamw", lr=1e-4, weight_decay=0.1))
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), fused=True)
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(model.config.vocab_size, (batch, length + 1), generator=generator).to(device)
         self.inputs, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -7,8 +7,8 @@ from results.record import BenchRecord, Environment, utc_now
 
 
 def bench(rows, name="attention"):
-    environment = Environment(python="3.11.7", platform="Linux-x86_64", cpu="some CPU", threads=2, versions={},
-                              device="cpu", precision="float32")  # fmt: skip
+    machine = {"python": "3.11.7", "platform": "Linux-x86_64", "cpu": "some CPU", "device": "cpu"}
+    environment = Environment(**machine, threads=2, versions={}, precision="float32")
     now = utc_now()
     return BenchRecord(
         name=name, config={}, environment=environment, rows=rows, started_at=now, finished_at=now

@@ -3,7 +3,8 @@
   ./xsa bench attention                 the operator: plain, two lines (eager, compiled), fused
   ./xsa bench attention --what target   only the shapes the targets are stated for
   ./xsa bench step                      a whole training step of a 10 M-parameter GPT
-  --device cuda                         the same on a GPU, with CUDA events and allocated memory
+  ./xsa bench gpu                       all that needs a GPU, checks first, in at most eight minutes
+  --device cuda                         the first two on a GPU, with CUDA events and allocated memory
 
 Times are medians over rounds in which every candidate runs once; ratios are taken within a round.
 Leave the machine alone meanwhile.
@@ -11,7 +12,7 @@ Leave the machine alone meanwhile.
 
 import argparse
 
-NAMES = ("attention", "step")
+NAMES = ("attention", "step", "gpu")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +40,8 @@ def run(options: argparse.Namespace) -> int:
     if options.rounds < 1:
         raise UserError(f"--rounds: expected at least 1, got {options.rounds}")
     lengths = parse_lengths(options.lengths)
+    if options.name == "gpu":
+        return run_gpu(options)
 
     from results.record import BenchRecord, utc_now
     from results.store import write_record
@@ -63,6 +66,26 @@ def run(options: argparse.Namespace) -> int:
         finished_at=max(utc_now(), started),
     )
     print_rows(make_console(), record)
+    print(f"record: {shown(write_record(record, under_root(options.records)))}")
+    return 0
+
+
+def run_gpu(options: argparse.Namespace) -> int:
+    """Run the GPU script on the first CUDA device and keep its record."""
+    from results.record import parse_record
+    from results.store import write_record
+    from tasks.bench import gpu
+    from tasks.runner.device import resolve_device
+    from tasks.runner.paths import shown, under_root
+
+    device = resolve_device("cuda" if options.device == "cpu" else options.device, 0)
+    try:
+        record = parse_record(gpu.record(device, gpu.MINUTES, small=False))
+    except gpu.WrongKernelError as error:
+        print(f"xsa: {error}; nothing was measured")
+        return 1
+    for name, value in record.summary.items():
+        print(f"{name}: {value:.6g}")
     print(f"record: {shown(write_record(record, under_root(options.records)))}")
     return 0
 

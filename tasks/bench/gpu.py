@@ -1,0 +1,270 @@
+"""Everything that needs a GPU, in one script of at most eight minutes: `./xsa bench gpu`.
+
+Needs torch, triton, einops and numpy alone; xformers is measured where it is installed. On a machine with
+no more than that: `python -m tasks.bench.gpu --out bench-gpu.json` writes the same record. Correctness
+comes first: a wrong kernel has no speed. Measuring a part stops when its share of the time is used up.
+
+Axis legend: B batch, T tokens, H heads, Hkv key/value heads, D channels of a head, C width.
+"""
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tasks.bench import attention, peers, roofline, step
+from tasks.bench.timing import interleave
+from xsa_core import GPT, GPTConfig, exclusive_attention, initialize
+from xsa_core.attention.backends import backend_matrix
+from xsa_core.attention.masks import Mask
+from xsa_core.attention.reference import reference_attention, reference_exclude
+
+MINUTES = 8.0
+SHARES = {"operator": 0.5, "blocks": 0.2}  # checks, roofline and step take what is left
+BLOCKS = {  # the paper's sizes (section 4)
+    "0.7B block": {"d_model": 1536, "n_heads": 6, "head_dim": 256},
+    "1.4B block": {"d_model": 2048, "n_heads": 24, "head_dim": 128},
+}
+GPT_124M = {"vocab_size": 50304, "n_layers": 12, "n_heads": 12, "d_model": 768, "max_seq_len": 1024}
+Rows = list[dict[str, Any]]
+
+
+class WrongKernelError(RuntimeError):
+    """A kernel whose numbers differ from float64 by more than its dtype allows."""
+
+
+class Clock:
+    """The time of one part: the minutes of the whole times its share."""
+
+    def __init__(self, minutes: float, share: float) -> None:
+        self.end = time.monotonic() + 60 * minutes * share
+
+    @property
+    def over(self) -> bool:
+        """Whether the part's time is used up."""
+        return time.monotonic() > self.end
+
+
+def usable_backends(device: torch.device) -> list[str]:
+    """Return the backends that can run here."""
+    return [
+        str(row["name"]) for row in backend_matrix() if row["available"] and device.type in row["devices"]
+    ]
+
+
+def check_cases(device: torch.device) -> Iterator[dict[str, Any]]:
+    """Yield the cases whose output and gradients are compared with float64."""
+    dtypes = ("float32", "bfloat16", "float16") if device.type == "cuda" else ("float32", "bfloat16")
+    for backend in usable_backends(device):
+        for dtype in dtypes:
+            for length, heads, kv_heads, head_dim in ((130, 4, 4, 64), (127, 8, 2, 128), (1, 2, 2, 64)):
+                sizes = {"length": length, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+                yield {"backend": backend, "dtype": dtype, **sizes}
+
+
+def check(case: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Compare one case with float64 autograd; the error may be twice that of the two lines in that dtype."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(heads: int) -> torch.Tensor:
+        return torch.randn(
+            2, case["length"], heads, case["head_dim"], generator=generator, dtype=torch.float64
+        )
+
+    shared = draw(case["kv_heads"]).mean(dim=1, keepdim=True)  # values with a common part, as trained ones
+    q, k, v, upstream = (
+        draw(case["heads"]),
+        draw(case["kv_heads"]),
+        draw(case["kv_heads"]) + 4 * shared,
+        draw(case["heads"]),
+    )
+    dtype = getattr(torch, case["dtype"])
+
+    def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return reference_exclude(reference_attention(q, k, v, mask=Mask.causal())[0], v, 1.0)
+
+    def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return exclusive_attention(q, k, v, causal=True, backend=case["backend"])
+
+    wanted = with_gradients(exact, [t.to(dtype).double() for t in (q, k, v)], upstream.to(dtype).double())
+    try:
+        found = with_gradients(ours, [t.to(device, dtype) for t in (q, k, v)], upstream.to(device, dtype))
+    except ValueError as error:
+        return {**case, "ok": None, "note": str(error)}
+    plain = with_gradients(
+        peers.two_line_attention, [t.to(device, dtype) for t in (q, k, v)], upstream.to(device, dtype)
+    )
+    floor = 8 * torch.finfo(dtype).eps
+    errors, limits = [], []
+    for a, b, c in zip(found, plain, wanted, strict=True):
+        size = c.abs().max().clamp_min(1.0)  # inputs are of that order; the output for T = 1 is zero
+        errors.append(((a.double().cpu() - c).abs().max() / size).item())
+        limits.append(2 * ((b.double().cpu() - c).abs().max() / size).item() + floor)
+    ok = all(error <= limit for error, limit in zip(errors, limits, strict=True))
+    return {**case, "ok": ok, "worst_error": max(errors), "limit": max(limits)}
+
+
+def with_gradients(
+    function: Callable[..., torch.Tensor], inputs: list[torch.Tensor], upstream: torch.Tensor
+) -> list[torch.Tensor]:
+    """Return the output and the gradients of the inputs."""
+    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+    output = function(*leaves)
+    output.backward(upstream)
+    return [output.detach(), *(leaf.grad for leaf in leaves)]
+
+
+def operator_rows(device: torch.device, clock: Clock, rounds: int, lengths: list[int], tokens: int) -> Rows:
+    """Measure the operator over sequence lengths at fixed tokens, every backend that runs here."""
+    rows: Rows = []
+    for length in lengths:
+        for heads, head_dim in ((16, 128), (16, 64)):
+            if clock.over:
+                return rows
+            shape = attention.Shape(
+                "fixed tokens", max(1, tokens // length), length, heads, head_dim, "bfloat16"
+            )
+            extra = {
+                name: (lambda q, k, v, name=name: exclusive_attention(q, k, v, causal=True, backend=name))
+                for name in usable_backends(device)
+                if name in {"xformers", "flex"}
+            }
+            found = attention.candidates(device.type == "cuda", extra)
+            flops = roofline.attention_flops(shape.batch, length, heads, head_dim)
+            for row in attention.measure(shape, device, rounds, found):
+                rows.append(
+                    {**row, "part": "operator", "flops_per_second": flops / row["milliseconds"] * 1e3}
+                )
+    return rows
+
+
+class Block(nn.Module):
+    """One Transformer block of the paper's decoder as a one-layer GPT without embedding or head."""
+
+    def __init__(self, sizes: dict[str, int], variant: str, length: int) -> None:
+        super().__init__()
+        config = GPTConfig(vocab_size=8, n_layers=1, max_seq_len=length, variant=variant, **sizes)
+        self.gpt = GPT(config)
+        initialize(self.gpt, 0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`B T C -> B T C`."""
+        return self.gpt.hidden(embeddings=x)
+
+
+def block_rows(device: torch.device, clock: Clock, rounds: int, length: int, batch: int) -> Rows:
+    """Measure forward and backward of the paper's blocks in bf16: plain, two lines, fused."""
+    rows: Rows = []
+    for name, sizes in BLOCKS.items():
+        if clock.over:
+            return rows
+        x = torch.randn(
+            batch, length, sizes["d_model"], device=device, dtype=torch.bfloat16, requires_grad=True
+        )
+        models = {
+            "plain": Block(sizes, "sa", length),
+            "two lines": Block(sizes, "sa", length),
+            "fused": Block(sizes, "xsa", length),
+        }
+        peers.with_two_lines(models["two lines"].gpt)
+        for model in models.values():
+            model.to(device, torch.bfloat16)
+
+        def both(model: nn.Module, x: torch.Tensor = x) -> None:
+            model.zero_grad(set_to_none=True)
+            x.grad = None
+            model(x).sum().backward()
+
+        calls = {key: (lambda model=model: both(model)) for key, model in models.items()}
+        for key, timing in interleave(calls, rounds, "plain", device).items():
+            low, high = timing.interval
+            row = {"part": "block", "model": name, "batch": batch, "length": length, "precision": "bfloat16"}
+            ratio = {"ratio": timing.ratio, "ratio_low": low, "ratio_high": high, "rounds": rounds}
+            rows.append({**row, "attention": key, "milliseconds": 1e3 * timing.median_seconds, **ratio})
+    return rows
+
+
+def run(device: torch.device, minutes: float = MINUTES, small: bool = False) -> dict[str, Any]:
+    """Run all parts; return {"rows": [...], "summary": {...}}. `small` shrinks every size, to try it out.
+
+    Raises:
+        WrongKernelError: a kernel gives wrong numbers; nothing is measured then.
+    """
+    rounds = 3 if small else 15
+    checks = [check(case, device) for case in check_cases(device)]
+    wrong = [case for case in checks if case["ok"] is False]
+    if wrong:
+        raise WrongKernelError(f"{len(wrong)} of {len(checks)} checks failed, first: {wrong[0]}")
+    size = 1 << (22 if small else 30)
+    summary: dict[str, Any] = {
+        "checks": len(checks),
+        "checks_refused": sum(case["ok"] is None for case in checks),
+        "copy_bytes_per_second": roofline.copy_bandwidth(device, size),
+        "matrix_flops_per_second": roofline.matrix_rate(device, 256 if small else 8192, torch.bfloat16),
+    }
+    lengths = [64, 128] if small else [512, 1024, 2048, 4096, 8192, 16384]
+    tokens = 256 if small else 32768
+    rows: Rows = [{"part": "check", **case} for case in checks]
+    rows += operator_rows(device, Clock(minutes, SHARES["operator"]), rounds, lengths, tokens)
+    length, batch = (32, 1) if small else (2048, 8)
+    rows += block_rows(device, Clock(minutes, SHARES["blocks"]), rounds, length, batch)
+    sizes = {**GPT_124M, "n_layers": 1, "d_model": 96, "max_seq_len": 64} if small else GPT_124M
+    for row in step.measure(sizes, 1 if small else 16, "bfloat16", device, rounds):
+        rows.append({"part": "step", **row})
+    fused = {row["model"]: row["ratio"] for row in rows if row.get("model") and row["attention"] == "fused"}
+    summary |= {f"fused_over_plain {name}": ratio for name, ratio in fused.items()}
+    return {"rows": rows, "summary": summary}
+
+
+def record(device: torch.device, minutes: float, small: bool) -> dict[str, Any]:
+    """Return the record of a whole run as plain data, in the schema of `results.record.BenchRecord`."""
+    started = datetime.now(UTC).isoformat(timespec="microseconds")
+    found = run(device, minutes, small)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    return {
+        "schema_version": 1,
+        "kind": "bench",
+        "run_id": "",
+        "name": "gpu",
+        "config": {"minutes": minutes, "small": small},
+        "environment": {
+            "python": platform.python_version(),
+            "platform": f"{platform.system()}-{platform.machine()}",
+            "cpu": platform.processor() or platform.machine(),
+            "threads": torch.get_num_threads(),
+            "versions": {"torch": str(torch.__version__)},
+            "device": str(device),
+            "device_name": name,
+            "precision": "bfloat16",
+        },
+        "rows": found["rows"],
+        "summary": found["summary"],
+        "started_at": started,
+        "finished_at": datetime.now(UTC).isoformat(timespec="microseconds"),
+    }
+
+
+def main() -> None:
+    """Run as a script: measure and write one JSON file."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="file to write")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--minutes", type=float, default=MINUTES)
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to try the script out")
+    options = parser.parse_args()
+    content = record(torch.device(options.device), options.minutes, options.small)
+    temporary = options.out.with_name(f".{options.out.name}.tmp")
+    temporary.write_text(json.dumps(content, indent=1))
+    temporary.replace(options.out)
+    print(json.dumps(content["summary"], indent=1))
+
+
+if __name__ == "__main__":
+    main()
