@@ -72,10 +72,16 @@ class Lab:
         return Lab(self.text, self.root / name)
 
 
+@pytest.fixture(scope="session")
+def make_lab(text_file: Path) -> Callable[[Path], Lab]:
+    """Return a function that makes a folder a place for runs."""
+    return lambda root: Lab(text_file, root)
+
+
 @pytest.fixture
-def lab(text_file: Path, tmp_path: Path) -> Lab:
+def lab(make_lab: Callable[[Path], Lab], tmp_path: Path) -> Lab:
     """A fresh place for runs."""
-    return Lab(text_file, tmp_path)
+    return make_lab(tmp_path)
 
 
 @pytest.fixture(autouse=True)

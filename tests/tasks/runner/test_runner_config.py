@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from pydantic import create_model
 
 from tasks.errors import UserError
 from tasks.runner import registry
@@ -216,6 +217,19 @@ def test_a_key_at_its_default_leaves_the_hash_as_it_was() -> None:
     config = of()
     explicit = type(config).model_validate(config.resolved())
     assert explicit.config_hash() == config.config_hash()
+
+
+def test_a_new_key_at_its_default_gives_no_old_run_another_identity() -> None:
+    config = of()
+
+    class LaterLoop(type(config.loop)):
+        novelty: int = 3
+
+    later = create_model("Later", __base__=type(config), loop=(LaterLoop, ...))
+    content = config.resolved()
+    assert later.model_validate(content).config_hash() == config.config_hash()
+    content["loop"]["novelty"] = 4
+    assert later.model_validate(content).config_hash() != config.config_hash()
 
 
 def test_pair_hash_is_shared_by_attention_variants_alone() -> None:

@@ -1,6 +1,7 @@
 """Runs that differ in the variant alone start from the same weights and see the same batches."""
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,10 +12,8 @@ from xsa_core.attention.variants import VARIANTS
 
 
 @pytest.fixture(scope="module")
-def runs(text_file: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, list[str]]]:
+def runs(make_lab: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, list[str]]]:
     """Record and hash of every single batch, of each variant at seed 0 and of `sa` at seed 1."""
-    from conftest import Lab
-
     root = tmp_path_factory.mktemp("pairs")
     hash_batch, result = Trace.hash_batch, {}
     with pytest.MonkeyPatch.context() as patch:
@@ -26,7 +25,7 @@ def runs(text_file: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
                 hash_batch(trace, batch)
 
             patch.setattr(Trace, "hash_batch", each)
-            outcome = Lab(text_file, root).train(
+            outcome = make_lab(root).train(
                 f"attention={name}", f"seed={seed}", "loop.micro_batch=3", "loop.max_steps=3"
             )
             result[f"{name} {seed}"] = outcome.record, hashes

@@ -49,16 +49,14 @@ SIGNALS = {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
 
 @pytest.fixture(scope="module")
 def story(
-    text_file: Path, tmp_path_factory: pytest.TempPathFactory, in_children: Callable
+    make_lab: Callable, tmp_path_factory: pytest.TempPathFactory, in_children: Callable
 ) -> dict[str, dict[str, Any]]:
     """Every run of this file, made by one script: name -> place, and what each attempt came to."""
-    from conftest import Lab
-
     root = tmp_path_factory.mktemp("resume")
     plan: list[tuple[str, dict[str, Any]]] = []
 
     def add(name: str, kind: str, **job: Any) -> None:
-        overrides = Lab(text_file, root / name).overrides(*COMMON, *KINDS[kind])
+        overrides = make_lab(root / name).overrides(*COMMON, *KINDS[kind])
         plan.append((name, {"arguments": ["run", "text/tiny", *overrides], **job}))
 
     for kind in KINDS:

@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import math
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,9 @@ CHANGES = ("output.tensorboard=true", "output.sample_bytes=40", "loop.checkpoint
 
 
 @pytest.fixture(scope="module")
-def finished(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def finished(make_lab: Callable, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """One run from the command line with everything on: its place, its run directory and its record."""
-    from conftest import Lab
-
-    lab = Lab(text_file, tmp_path_factory.mktemp("run"))
+    lab = make_lab(tmp_path_factory.mktemp("run"))
     assert cli.main(["run", "text/tiny", *lab.overrides(*CHANGES)]) == 0
     (run,), (record,) = (lab.root / "runs").iterdir(), (lab.root / "records").iterdir()
     return lab, run, record
