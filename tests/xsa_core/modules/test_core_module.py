@@ -159,6 +159,31 @@ def test_strength_zero_is_plain_attention_bit_for_bit():
         assert torch.equal(a, b)
 
 
+def saved_bytes(layer, x):
+    """Bytes of distinct storages that one forward keeps for the backward, parameters left out."""
+    kept = {}
+    parameters = {p.untyped_storage().data_ptr() for p in layer.parameters()}
+
+    def note(t):
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = (storage.nbytes(), storage)  # held, so that no address is used twice
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        layer(x)
+    return sum(size for size, _ in kept.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_exclusion_keeps_one_scalar_per_token_and_head(dtype):
+    B, T, H = 2, 64, 4
+    options = {"d_model": 64, "n_heads": H, "causal": True, "rope_base": 100.0, "dtype": dtype}
+    x = inputs(B, T, 64, dtype=dtype)
+    plain, exclusive = (saved_bytes(make_layer(variant=v, **options), x) for v in ("sa", "xsa"))
+    assert exclusive - plain <= 4 * B * T * H
+
+
 def test_single_token_gives_zero_and_finite_gradients():
     layer = make_layer(causal=True)
     x = inputs(2, 1, 16).requires_grad_()
