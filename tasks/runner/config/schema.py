@@ -6,9 +6,10 @@ that a new key does not give every old run a new identity. What should change, c
 
 import hashlib
 import json
+import re
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from optimizers.config import OptimizerConfig
 from tasks.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Section
@@ -16,13 +17,30 @@ from tasks.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
 HASH_LENGTH = 16  # hex digits: 64 bits
 
 
+# The names of xsa_core's VARIANTS and BACKENDS, which cannot be read without importing torch; a test
+# holds them equal.
+Variant = Literal[
+    "sa", "xsa", "xsa_learned", "random_direction", "mean_direction", "head_norm", "diag_masked"
+]
+Backend = Literal["auto", "reference", "sdpa", "xformers", "flex"]
+
+
 class AttentionConfig(Section):
     """Which attention, and what it removes from each output along the token's own value."""
 
-    variant: str = Field("xsa", description="sa, xsa, xsa_learned, or a control; see xsa_core VARIANTS")
+    variant: Variant = Field("xsa", description="the method, plain attention, or a control")
     strength: NonNegativeFloat = Field(1.0, description="fraction removed, where the variant has a fixed one")
     layers: str | list[NonNegativeInt] = Field("all", description="all, first:k, last:k or a list of indices")
-    backend: str = Field("auto", description="the kernel; see ./xsa info")
+    backend: Backend = Field("auto", description="the kernel; see ./xsa info")
+
+    @field_validator("layers")
+    @classmethod
+    def _layers_known(cls, value: str | list[int]) -> str | list[int]:
+        if isinstance(value, str) and not re.fullmatch(r"all|(first|last):[0-9]+", value):
+            raise ValueError(
+                f"attention.layers: expected all, first:k, last:k or a list such as [0,1], got '{value}'"
+            )
+        return value
 
 
 class LoopConfig(Section):

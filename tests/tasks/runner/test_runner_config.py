@@ -263,3 +263,20 @@ def test_every_registered_task_has_a_spec() -> None:
         spec = registry.load_task(name)
         assert spec.metric.startswith("validation_")
         assert callable(spec.open)
+
+
+def test_the_schema_names_the_variants_and_backends_that_the_library_has():
+    from typing import get_args
+
+    from tasks.runner.config import schema
+    from xsa_core.attention.backends import BACKENDS
+    from xsa_core.attention.variants import VARIANTS
+
+    assert set(get_args(schema.Variant)) == set(VARIANTS)
+    assert set(get_args(schema.Backend)) == {"auto", *BACKENDS}
+
+
+@pytest.mark.parametrize("layers", ["first", "first:", "middle:2", "last:-1", "ALL"])
+def test_layers_that_name_no_layers_are_refused_before_anything_is_built(layers):
+    with pytest.raises(UserError, match=r"attention\.layers: expected all, first:k, last:k or a list"):
+        load_config("text/quick", [f"attention.layers={layers}"])
