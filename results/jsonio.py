@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from xsa_core.files import whole
 
 FLOAT_TAG = "$float"
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -117,25 +117,9 @@ def loads(text: str) -> Any:
 def write_whole(path: Path, content: bytes) -> Path:
     """Write ``content`` to ``path`` so that a reader sees the old file or all of the new one.
 
-    The bytes go to a hidden temporary name in the same directory, are flushed to the disk and renamed. After
-    any failure (disk full, interrupt) the old file is untouched and the temporary one is gone. Raises
-    ``OSError``.
+    Its directory is made if absent. Raises ``OSError``; after a failure the old file is untouched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    # The rename itself is only durable once the directory is on the disk.
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    with whole(path) as temporary:
+        temporary.write_bytes(content)
     return path

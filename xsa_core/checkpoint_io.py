@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+from xsa_core.files import whole
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -21,18 +20,8 @@ FORMAT = 1
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file so that its name holds the old content or all of the new one, even after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # noqa: PTH101 - mkstemp makes files private
-        os.replace(temporary, path)  # noqa: PTH105
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)  # noqa: PTH108
-        raise
+    with whole(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def save_model(model: nn.Module, config: Any, directory: str | Path) -> None:

@@ -7,7 +7,6 @@ no checkpoint, so one that was cut short is passed over for the one before it.
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from tasks.errors import UserError
+from xsa_core.files import whole
 
 FORMAT = "xsa-checkpoint"
 VERSION = 1
@@ -61,15 +61,9 @@ def save(directory: Path, step: int, content: dict[str, Any], keep: int) -> Path
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file under a temporary name, sync it to disk, and rename it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    """Let `write` write a file under a temporary name, then give it its own."""
+    with whole(path) as temporary:
         write(temporary)
-        with temporary.open("rb+") as handle:
-            os.fsync(handle.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def steps(directory: Path) -> list[Path]:

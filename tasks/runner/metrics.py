@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from tasks.errors import UserError
 from tasks.runner.config.schema import RunConfig
+from xsa_core.files import whole
 
 
 class Sink(Protocol):
@@ -25,9 +26,8 @@ class JsonLines:
     def __init__(self, path: Path, resumed_step: int) -> None:
         self.path = path
         kept = [line for line in lines(path) if line["step"] <= resumed_step] if resumed_step else []
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        temporary.replace(path)
+        with whole(path) as temporary:
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         self.handle = path.open("a")
 
     def write(self, step: int, kind: str, values: dict[str, float]) -> None:

@@ -1,9 +1,7 @@
-"""Files: written whole, locked, checked; and the user's cache directory."""
+"""Files: written whole with their sha256, locked, checked."""
 
 import codecs
 import hashlib
-import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,40 +9,25 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from tasks.errors import UserError
+from xsa_core.files import cache_root, whole
+
+__all__ = ["cache_root", "check_utf8", "exclusive", "sha256_of", "write_whole"]
 
 Buffer = bytes | memoryview
 
 CHUNK_BYTES = 1 << 20
 
 
-def cache_root() -> Path:
-    """Return the suite's cache directory: `XSA_CACHE`, else `XDG_CACHE_HOME/xsa`, else `~/.cache/xsa`."""
-    if own := os.environ.get("XSA_CACHE"):
-        return Path(own).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "xsa"
-    return Path.home() / ".cache" / "xsa"
-
-
 def write_whole(path: Path, chunks: Iterable[Buffer]) -> str:
     """Write `chunks` to `path` so that a reader sees the old file or all of the new one; return its sha256.
 
-    The bytes go to a hidden temporary name in the same directory, reach the disk and are renamed. After a
-    failure the old file is as it was and the temporary one is gone. Raises OSError.
+    Raises OSError; after a failure the old file is as it was.
     """
     digest = hashlib.sha256()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as stream:
-            for chunk in chunks:
-                digest.update(chunk)
-                stream.write(chunk)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with whole(path) as temporary, temporary.open("xb") as stream:
+        for chunk in chunks:
+            digest.update(chunk)
+            stream.write(chunk)
     return digest.hexdigest()
 
 
