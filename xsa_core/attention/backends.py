@@ -12,6 +12,7 @@ from torch import Tensor
 from xsa_core.attention.masks import Mask
 
 ALL_MASKS = frozenset({"causal", "prefix", "padding", "window", "documents", "exclude_self"})
+_INSTALLED: dict[str, bool] = {}
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 
 
@@ -87,18 +88,28 @@ def _always() -> None:
     return None
 
 
+def _installed(package: str) -> bool:
+    """Whether a package can be imported; looked up once, since this is asked at every call."""
+    if package not in _INSTALLED:
+        _INSTALLED[package] = importlib.util.find_spec(package) is not None
+    return _INSTALLED[package]
+
+
+# To a traced graph the machine is a constant.
+@torch.compiler.assume_constant_result
 def _no_xformers() -> str | None:
-    if importlib.util.find_spec("xformers") is None:
+    if not _installed("xformers"):
         return "xformers is not installed (pip install 'xsa-core[xformers]')"
     if not torch.cuda.is_available():
         return "xformers has no CPU operator and there is no CUDA device"
     return None
 
 
+@torch.compiler.assume_constant_result
 def _no_flex() -> str | None:
     if not torch.cuda.is_available():
         return "FlexAttention is used on CUDA only and there is no CUDA device"
-    if importlib.util.find_spec("triton") is None:
+    if not _installed("triton"):
         return "FlexAttention compiles through triton, which is not installed"
     return None
 

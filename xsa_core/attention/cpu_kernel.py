@@ -138,6 +138,7 @@ def build(target: Path) -> None:
         if done.returncode:
             lines = done.stderr.splitlines() or [f"exit status {done.returncode}"]
             raise BuildError(f"the compiler failed: {next((x for x in lines if 'error' in x), lines[0])}")
+        Path(name).chmod(0o755)  # a cache may be shared
         Path(name).replace(target)
     except subprocess.TimeoutExpired:
         raise BuildError(f"the compiler took more than {BUILD_TIMEOUT_S:.0f} s") from None

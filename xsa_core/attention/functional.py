@@ -232,6 +232,11 @@ def _check(q, k, v, bias, sinks, dropout_p) -> None:
             "expected q (B, T, H, Dk), k (B, S, Hkv, Dk), v (B, S, Hkv, Dv) with Hkv dividing H, got "
             f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
         )
+    if 0 in (*q.shape[1:], k.shape[1], v.shape[3]):
+        raise ValueError(
+            f"attention needs at least one query, key and head, got {tuple(q.shape)}, {tuple(k.shape)}, "
+            f"{tuple(v.shape)}; skip the empty sequence"
+        )
     if not (q.dtype == k.dtype == v.dtype and q.dtype.is_floating_point):
         raise ValueError(
             f"q, k, v must share one floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}; cast them"

@@ -76,6 +76,7 @@ class _ExclusiveAttention(torch.autograd.Function):
         q, k, v, own_v, strength, bias, sink_k, sink_v, z, lse, c, *state = ctx.saved_tensors
         kernel, causal, scale, dropout_p, exclusive, factor = ctx.options
         own = v if own_v is None else own_v
+        g = _dense_rows(g)  # a sum's gradient is one number seen everywhere
         dy, y, down, ds = g, z, None, None
         if exclusive:
             rebuild = strength is not None or factor != 1.0 or z.dtype in _HALF
@@ -83,8 +84,6 @@ class _ExclusiveAttention(torch.autograd.Function):
                 g, z, own, c, factor, _full_strength(strength, z), restore=rebuild
             )
             y = y if rebuild else z
-        elif g.stride(-1) != 1:
-            dy = g.contiguous()
         dq, dk, dv, dbias = PAIRS[kernel].backward(
             dy, q, k, v, y, lse, bias, state, causal, scale, dropout_p, ctx.needs_input_grad[5]
         )

@@ -59,6 +59,15 @@ def test_auto_follows_the_records_on_cuda(gpu, change, expected):
     assert check_backend(expected, request) == expected
 
 
+def test_the_choice_traces_into_one_graph():
+    def run(x):
+        return x + len(choose_backend(CUDA)), choose_backend(CUDA)
+
+    torch._dynamo.reset()
+    whole = torch.compile(run, fullgraph=True, backend="eager")
+    assert whole(torch.zeros(1))[1] == choose_backend(CUDA)
+
+
 @pytest.mark.parametrize(
     ("request_", "dense", "kernel"),
     [

@@ -255,6 +255,27 @@ def test_fused_projection_views_give_what_contiguous_tensors_give():
     assert found.is_contiguous()
 
 
+@pytest.mark.parametrize("strength", [None, 1.0, 0.5])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_gradient_without_memory_of_its_own_is_taken(dtype, strength):
+    tensors = [t.to(dtype) for t in inputs(2, 9, 9, 4, 2, 16, 16)]
+
+    def summed(weight):
+        leaves = [t.clone().requires_grad_() for t in tensors]
+        out = exclusive_attention(*leaves, causal=True, strength=strength)
+        (out.sum() if weight is None else (out * weight).sum()).backward()
+        return [leaf.grad for leaf in leaves]
+
+    expanded, dense = summed(None), summed(torch.ones(2, 9, 4, 16, dtype=dtype))
+    assert all(torch.equal(a, b) for a, b in zip(expanded, dense, strict=True))
+
+
+def test_an_empty_batch_passes_through():
+    leaves = [t[:0].clone().requires_grad_() for t in inputs(1, 4, 4, 4, 2, 8, 8)]
+    exclusive_attention(*leaves, causal=True).sum().backward()
+    assert [leaf.grad.shape for leaf in leaves] == [leaf.shape for leaf in leaves]
+
+
 def test_backends_agree_on_strided_rows():
     q, k, v = (x.transpose(2, 3).contiguous().transpose(2, 3) for x in inputs(1, 5, 5, 2, 2, 8, 8))
     a, b = (exclusive_attention(q, k, v, causal=True, backend=name) for name in BACKENDS)
@@ -269,6 +290,7 @@ def test_backends_agree_on_strided_rows():
         ({"bias": (3, 5)}, "does not broadcast"),
         ({"strength": (3,)}, "does not broadcast"),
         ({"sink_k": (2, 2, 7)}, "sinks must be"),
+        ({"q": (1, 0, 4, 8), "k": (1, 0, 2, 8), "v": (1, 0, 2, 8)}, "at least one query"),
     ],
 )
 def test_wrong_shapes_are_refused_with_what_was_expected(change, message):

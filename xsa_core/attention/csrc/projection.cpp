@@ -55,7 +55,7 @@ void check(const Tensor& y, const Tensor& v, const std::optional<Tensor>& streng
               "expected y (B, T, H, D) and v (B, T, Hkv, D), got ", y.sizes(), " and ", v.sizes());
   TORCH_CHECK(v.size(2) > 0 && y.size(2) % v.size(2) == 0, "the value heads must divide the heads");
   TORCH_CHECK(y.scalar_type() == v.scalar_type(), "y and v must have one dtype");
-  const bool dense = y.size(3) == 1 || (y.stride(3) == 1 && v.stride(3) == 1);
+  const bool dense = y.numel() == 0 || y.size(3) == 1 || (y.stride(3) == 1 && v.stride(3) == 1);
   TORCH_CHECK(dense, "rows must be dense in the last axis");
   const auto acc = y.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const bool typed = !strength.has_value() || strength->scalar_type() == acc;
