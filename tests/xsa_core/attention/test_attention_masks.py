@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from attention_oracle import assert_close, correlated, gradients
+from operator_oracle import assert_close, correlated, gradients
 
 from xsa_core.attention import Mask, exclusive_attention
 

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from attention_oracle import correlated
+from operator_oracle import correlated
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from xsa_core.attention import exclusive_attention

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from attention_oracle import assert_close, causal_visible, correlated, gradients, loop_attention
+from operator_oracle import assert_close, causal_visible, correlated, gradients, loop_attention
 
 from xsa_core.attention import Mask, exclusive_attention
 

@@ -4,9 +4,9 @@ import importlib
 
 import pytest
 import torch
-from attention_oracle import EPS, assert_close, correlated
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from operator_oracle import EPS, assert_close, correlated
 
 from xsa_core.attention import cpu_kernel, exclude, projection
 from xsa_core.attention import projection_ops as ops

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_oracle import correlated, gradients
+from operator_oracle import correlated, gradients
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
