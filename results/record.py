@@ -1,9 +1,10 @@
 """What a run writes about itself: one record, one schema, nothing to be parsed back out of logs.
 
-Two kinds exist. :class:`RunRecord` is a training run, :class:`BenchRecord` a benchmark. Both are strict: an
-unknown key, a wrong type, curves of unequal length or a time without a zone is an error when the record is
-made, so that what stands in ``results/runs`` can be trusted later. What a task wants to keep beyond the named
-fields goes into the ``extra`` dictionaries.
+Three kinds exist. :class:`RunRecord` is a training run, :class:`BenchRecord` a benchmark,
+:class:`EvalRecord` a trained model's downstream evaluation. All are strict: an unknown key, a wrong type,
+curves of unequal length or a time without a zone is an error when the record is made, so that what stands in
+``results/runs`` can be trusted later. What a task wants to keep beyond the named fields goes into the
+``extra`` dictionaries.
 
 Units: times in seconds, memory in bytes, losses in nats per token, ``bits_per_byte`` in bits per byte.
 """
@@ -11,176 +12,51 @@ Units: times in seconds, memory in bytes, losses in nats per token, ``bits_per_b
 from __future__ import annotations
 
 import hashlib
-from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from results.eval_record import EvalRecord
+from results.jsonio import dumps
+from results.parts import (
+    SCHEMA_VERSION,
+    BaseRecord,
+    Count,
+    Curve,
+    DataFacts,
+    Environment,
+    Free,
+    ModelFacts,
+    Moment,
+    Name,
+    Text,
+    Throughput,
+    checked,
+    utc_now,
 )
 
-from results.jsonio import dumps, plain
-from results.messages import one_line
+__all__ = [
+    "KINDS",
+    "SCHEMA_VERSION",
+    "STATUSES",
+    "BenchRecord",
+    "Curve",
+    "DataFacts",
+    "Environment",
+    "EvalRecord",
+    "ModelFacts",
+    "Record",
+    "RunRecord",
+    "Throughput",
+    "parse_record",
+    "to_plain",
+    "utc_now",
+]
 
-SCHEMA_VERSION = 1
 STATUSES = ("running", "completed", "failed", "interrupted")
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
-Count = Annotated[int, Field(ge=0)]
-Text = Annotated[str, Field(min_length=1)]
-Free = Annotated[dict[str, Any], BeforeValidator(lambda value: plain(value))]
 
-
-def utc_now() -> str:
-    """Return the present time as records write it: ISO 8601, UTC, whole microseconds."""
-    return datetime.now(UTC).isoformat(timespec="microseconds")
-
-
-def _utc(value: str) -> str:
-    try:
-        offset = datetime.fromisoformat(value).utcoffset()
-    except ValueError:
-        raise ValueError(f"{value!r} is not an ISO 8601 time; use utc_now()") from None
-    if offset != timedelta(0):
-        raise ValueError(f"{value!r} is not in UTC; use utc_now()")
-    return value
-
-
-Moment = Annotated[str, BeforeValidator(_utc)]
-
-
-class _Part(BaseModel):
-    """Strict base: no unknown keys, no coercion."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
-
-
-class Environment(_Part):
-    """Where and with what a run was made. ``precision_reason`` says why ``auto`` chose this precision."""
-
-    python: Text
-    platform: Text
-    cpu: str
-    threads: Count
-    versions: dict[str, str]
-    git_commit: str | None = None
-    git_dirty: bool | None = None
-    device: Text
-    device_name: str | None = None
-    precision: Text
-    precision_reason: str | None = None
-    attention_backend: str | None = None
-    compile: bool | str = False
-    extra: Free = Field(default_factory=dict)
-
-    @field_validator("versions")
-    @classmethod
-    def _sorted(cls, value: dict[str, str]) -> dict[str, str]:
-        return dict(sorted(value.items()))
-
-
-class ModelFacts(_Part):
-    """Size and starting point of the model.
-
-    ``initial_weights_sha256`` covers the parameters that all variants share, ``variant_weights_sha256`` those
-    that a variant adds (learned strength, gains); two runs are a pair only when the former are equal.
-    """
-
-    parameters: Count
-    parameters_non_embedding: Count | None = None
-    initial_weights_sha256: Text
-    variant_weights_sha256: str | None = None
-    extra: Free = Field(default_factory=dict)
-
-
-class DataFacts(_Part):
-    """What was trained on. ``batches_sha256`` is the running hash of every training batch, in order."""
-
-    name: Text
-    fingerprint: Text
-    batches_sha256: str | None = None
-    tokens_seen: Count | None = None
-    samples_seen: Count | None = None
-    extra: Free = Field(default_factory=dict)
-
-
-class Curve(BaseModel):
-    """Values over steps: ``step`` strictly increasing, every other series (any name) as long as ``step``."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-    __pydantic_extra__: dict[str, list[float]] = Field(init=False)
-
-    step: list[Count]
-
-    @model_validator(mode="after")
-    def _even(self) -> Curve:
-        for earlier, later in zip(self.step, self.step[1:], strict=False):
-            if later <= earlier:
-                raise ValueError(f"step must increase, but {later} follows {earlier}")
-        for name, values in (self.__pydantic_extra__ or {}).items():
-            if len(values) != len(self.step):
-                raise ValueError(f"{name} has {len(values)} values for {len(self.step)} steps; give one each")
-        return self
-
-    def names(self) -> list[str]:
-        """Names of the series beside ``step``."""
-        return list(self.__pydantic_extra__ or {})
-
-    def __contains__(self, name: str) -> bool:
-        return name == "step" or name in (self.__pydantic_extra__ or {})
-
-    def __getitem__(self, name: str) -> list[float] | list[int]:
-        return self.step if name == "step" else (self.__pydantic_extra__ or {})[name]
-
-
-class Throughput(_Part):
-    """Speed of this run's own clock: informative only, since overhead is measured by interleaved benchmarks.
-
-    ``tokens_per_second`` and ``samples_per_second`` are medians over the steps after warm-up.
-    """
-
-    tokens_per_second: float | None = None
-    samples_per_second: float | None = None
-    seconds_training: float | None = None
-    seconds_evaluation: float | None = None
-    extra: Free = Field(default_factory=dict)
-
-
-def _dumped(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump()
-    if isinstance(value, dict):
-        return {key: _dumped(item) for key, item in value.items()}
-    return value
-
-
-class _Record(_Part):
-    schema_version: Literal[1] = SCHEMA_VERSION
-
-    @property
-    def file_name(self) -> str:
-        """Name of the file this record is stored under."""
-        return f"{self.run_id}.json"  # type: ignore[attr-defined]
-
-    def updated(self, **changes: Any) -> Self:
-        """Return a copy with ``changes``, checked as a whole. Raises ``ValueError`` with one line.
-
-        Nested parts may be given as dictionaries or as the part itself.
-        """
-        return parse_record(self.model_dump() | {name: _dumped(value) for name, value in changes.items()})
-
-    def _check_times(self, started: str, finished: str | None) -> None:
-        if finished is not None and datetime.fromisoformat(finished) < datetime.fromisoformat(started):
-            # Clocks do jump; a record that claims to end before it began would poison every duration.
-            raise ValueError(f"finished_at {finished} lies before started_at {started}; use the later one")
-
-
-class RunRecord(_Record):
+class RunRecord(BaseRecord):
     """One training run.
 
     ``config`` is resolved, ``config_hash`` identifies the run, ``pair_hash`` is the hash of the config
@@ -239,7 +115,7 @@ class RunRecord(_Record):
         return self
 
 
-class BenchRecord(_Record):
+class BenchRecord(BaseRecord):
     """One benchmark: ``rows`` are its measurements (flat dictionaries), ``summary`` what they come to."""
 
     model_config = ConfigDict(frozen=True)
@@ -268,8 +144,12 @@ class BenchRecord(_Record):
         return self
 
 
-KINDS: dict[str, type[RunRecord] | type[BenchRecord]] = {"train": RunRecord, "bench": BenchRecord}
-Record = RunRecord | BenchRecord
+Record = RunRecord | BenchRecord | EvalRecord
+KINDS: dict[str, type[RunRecord] | type[BenchRecord] | type[EvalRecord]] = {
+    "train": RunRecord,
+    "bench": BenchRecord,
+    "eval": EvalRecord,
+}
 
 
 def parse_record(data: Any) -> Record:
@@ -289,10 +169,7 @@ def parse_record(data: Any) -> Record:
     kind = data["kind"]
     if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"unknown kind {kind!r}; known kinds: {', '.join(KINDS)}")
-    try:
-        return KINDS[kind].model_validate(data)
-    except ValidationError as error:
-        raise ValueError(one_line(error, KINDS[kind])) from None
+    return checked(KINDS[kind], data)
 
 
 def to_plain(record: Record) -> dict[str, Any]:
