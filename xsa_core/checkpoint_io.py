@@ -17,13 +17,6 @@ WEIGHTS_FILE = "model.safetensors"
 FORMAT = 1
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that its name holds the old content or all of the new one, even after a crash."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole(path) as temporary:
-        temporary.write_bytes(data)
-
-
 def save_model(model: nn.Module, config: Any, directory: str | Path) -> None:
     """Write a model and its configuration.
 
@@ -33,7 +26,7 @@ def save_model(model: nn.Module, config: Any, directory: str | Path) -> None:
         directory: made if it is not there. The weights are written first: a directory with a config is
             complete.
     """
-    _, save = _safetensors()
+    _, save_file = _safetensors()
     directory = Path(directory)
     names: dict[tuple[int, int, tuple[int, ...]], str] = {}
     tensors: dict[str, torch.Tensor] = {}
@@ -46,9 +39,12 @@ def save_model(model: nn.Module, config: Any, directory: str | Path) -> None:
             names[key] = name
             tensors[name] = tensor.detach().cpu().contiguous()
     metadata = {"format": "pt", "tied": json.dumps(tied, sort_keys=True)}
-    write_whole(directory / WEIGHTS_FILE, save(tensors, metadata=metadata))
     content = {"format": FORMAT, "model": type(model).__name__, **asdict(config)}
-    write_whole(directory / CONFIG_FILE, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
+    directory.mkdir(parents=True, exist_ok=True)
+    with whole(directory / WEIGHTS_FILE) as path:
+        save_file(tensors, path, metadata=metadata)
+    with whole(directory / CONFIG_FILE) as path:
+        path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def load_model(kind: type[nn.Module], config_kind: type, directory: str | Path) -> Any:
@@ -114,10 +110,10 @@ def _one_line(error: Exception) -> str:
 
 
 def _safetensors() -> tuple[Any, Any]:
-    """`safe_open` and `save`, imported on use: the library itself works without them."""
+    """`safe_open` and `save_file`, imported on use: the library itself works without them."""
     try:
         from safetensors import safe_open
-        from safetensors.torch import save
+        from safetensors.torch import save_file
     except ImportError:
         raise ImportError("saving and loading models needs safetensors: pip install safetensors") from None
-    return safe_open, save
+    return safe_open, save_file
