@@ -1,0 +1,107 @@
+"""The operator on a GPU: every backend against float64, the Triton kernels for real, and the memory they take."""
+
+import pytest
+import torch
+from operator_oracle import assert_close, correlated, gradients
+
+from xsa_core.attention import BACKENDS, Mask, exclusive_attention
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+IDS = torch.repeat_interleave(torch.arange(4), torch.tensor([50, 3, 64, 13]))
+MASKS = {
+    "full": Mask.full(),
+    "causal": Mask.causal(),
+    "window": Mask.causal() & Mask.window(17),
+    "documents": Mask.causal() & Mask.documents(IDS),
+    "prefix": Mask.prefix(torch.tensor([5, 40])),
+    "padding": Mask.padding(torch.arange(130)[None] < torch.tensor([[130], [77]])),
+    "diag": Mask.causal(exclude_self=True),
+}
+
+
+def compare(dtype, backend, mask, *, H=4, Hkv=2, D=64, T=130, sinks=False, **options):
+    tensors = [correlated(2, T, h, D, seed=i, shared=0.5).to(dtype) for i, h in enumerate((H, Hkv, Hkv))]
+    tensors += [correlated(3, 1, Hkv, D, seed=i)[:, 0].to(dtype) for i in (7, 8)] if sinks else []
+
+    def run(backend):
+        def call(q, k, v, *sink_kv):
+            return exclusive_attention(q, k, v, mask=mask, sinks=sink_kv or None, backend=backend, **options)
+
+        return call
+
+    found = gradients(run(backend), [t.cuda() for t in tensors], tensors[0].cuda())
+    expected = gradients(run("reference"), [t.double() for t in tensors], tensors[0].double())
+    assert_close([x.cpu() for x in found], expected, dtype)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "xformers", "flex", "auto"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("mask", MASKS)
+def test_every_backend_equals_float64(backend, dtype, mask):
+    if backend != "auto":
+        record = BACKENDS[backend]
+        if reason := record.unavailable():
+            pytest.skip(reason)
+        if not MASKS[mask].features <= record.masks:
+            pytest.skip(f"{backend} has no such mask")
+    if dtype == torch.float32:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    compare(dtype, backend, MASKS[mask])
+
+
+@pytest.mark.parametrize("strength", [1.0, 0.3])
+@pytest.mark.parametrize("D", [16, 80, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_head_sizes_and_strengths(strength, D, dtype):
+    compare(dtype, "sdpa", Mask.causal(), D=D, strength=strength)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_sinks(dtype):
+    compare(dtype, "auto", Mask.causal(), sinks=True)
+
+
+def test_bias_gets_its_gradient():
+    q, k, v = (correlated(1, 40, 2, 32, seed=i).float() for i in range(3))
+    bias = correlated(1, 2, 40, 40, seed=4, shared=0.0).float()
+
+    def call(q, k, v, b):
+        return exclusive_attention(q, k, v, bias=b, causal=True, backend="sdpa")
+
+    def slow(q, k, v, b):
+        return exclusive_attention(q, k, v, bias=b, causal=True, backend="reference")
+
+    found = gradients(call, [x.cuda() for x in (q, k, v, bias)], q.cuda())
+    expected = gradients(slow, [x.double() for x in (q, k, v, bias)], q.double())
+    assert_close([x.cpu() for x in found], expected, torch.float32)
+
+
+def test_the_forward_keeps_one_scalar_per_token_and_head_more_than_plain_attention():
+    B, T, H, D = 2, 256, 8, 128
+    held = {}
+    for strength in (None, 1.0):
+        q, k, v = (
+            torch.randn(B, T, H, D, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in "qkv"
+        )
+        exclusive_attention(q, k, v, causal=True, strength=strength, backend="sdpa")  # warm up
+        before = torch.cuda.memory_allocated()
+        out = exclusive_attention(q, k, v, causal=True, strength=strength, backend="sdpa")
+        held[strength] = torch.cuda.memory_allocated() - before
+        assert out.requires_grad
+        del out
+    assert 0 < held[1.0] - held[None] <= 4 * B * T * H + 512  # the allocator rounds to 512 bytes
+
+
+def test_a_compiled_block_is_one_graph_with_the_same_numbers():
+    q, k, v = (correlated(2, 64, h, 64, seed=h).bfloat16().cuda() for h in (4, 2, 2))
+
+    def run(q, k, v):
+        return exclusive_attention(q, k, v, causal=True, backend="sdpa") * 2
+
+    eager = gradients(run, (q, k, v), q)
+    compiled = gradients(torch.compile(run, fullgraph=True), (q, k, v), q)
+    assert_close([x.cpu() for x in compiled], [x.double().cpu() for x in eager], torch.bfloat16, factor=4)
