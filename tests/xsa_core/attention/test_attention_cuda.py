@@ -1,4 +1,4 @@
-"""The operator on a GPU: every backend against float64, the Triton kernels for real, and the memory they take."""
+"""The operator on a GPU: every backend against float64, the Triton kernels for real, and what is kept."""
 
 import pytest
 import torch
