@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from xsa_core.attention.constants import compile_time_constant
 from xsa_core.attention.masks import Mask
 
 ALL_MASKS = frozenset({"causal", "prefix", "padding", "window", "documents", "exclude_self"})
@@ -96,7 +97,7 @@ def _installed(package: str) -> bool:
 
 
 # To a traced graph the machine is a constant.
-@torch.compiler.assume_constant_result
+@compile_time_constant
 def _no_xformers() -> str | None:
     if not _installed("xformers"):
         return "xformers is not installed (pip install 'xsa-core[xformers]')"
@@ -105,7 +106,7 @@ def _no_xformers() -> str | None:
     return None
 
 
-@torch.compiler.assume_constant_result
+@compile_time_constant
 def _no_flex() -> str | None:
     if not torch.cuda.is_available():
         return "FlexAttention is used on CUDA only and there is no CUDA device"

@@ -24,6 +24,8 @@ from pathlib import Path
 
 import torch
 
+from xsa_core.attention.constants import compile_time_constant
+
 SOURCE = Path(__file__).with_name("csrc") / "projection.cpp"
 BUILD_TIMEOUT_S = 300.0
 LOCK_TIMEOUT_S = 330.0
@@ -195,7 +197,7 @@ def _why_not_loaded(path: Path) -> str | None:
     return None
 
 
-@torch.compiler.assume_constant_result
+@compile_time_constant
 def ready() -> bool:
     """Whether the C++ kernel serves in this process. The first call loads it, and builds it if need be."""
     global _ready

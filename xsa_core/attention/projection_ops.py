@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from xsa_core.attention import cpu_kernel, projection
+from xsa_core.attention.constants import compile_time_constant
 from xsa_core.attention.projection import accumulation_dtype
 
 _LIBRARY = torch.library.Library("xsa", "DEF")
@@ -47,7 +48,7 @@ def _(g, z, v, c, factor, strength, restore):
     return g.new_empty(g.shape), v.new_empty(v.shape), ds, y
 
 
-@torch.compiler.assume_constant_result
+@compile_time_constant
 def _triton_ready() -> bool:
     """Whether the Triton kernels serve CUDA tensors; registers them on the first call."""
     if importlib.util.find_spec("triton") is None:
