@@ -1,0 +1,1 @@
+"""Downstream evaluation of decoders with lm-evaluation-harness."""
