@@ -51,7 +51,7 @@ def test_auto_is_sdpa_on_the_cpu():
         ({"value_size": 32}, "sdpa"),
         ({"masks": frozenset({"documents", "exclude_self"})}, "xformers"),
     ],
-    ids=str,
+    ids=lambda part: part if isinstance(part, str) else "+".join(part) or "plain",
 )
 def test_auto_follows_the_records_on_cuda(gpu, change, expected):
     request = dataclasses.replace(CUDA, **change)
