@@ -23,6 +23,7 @@ COMMANDS = {
     "config": "print the resolved config of an experiment and its hash",
     "report": "turn the records of runs into tables and figures",
     "sample": "write text with a trained model",
+    "export": "write a trained model as safetensors, usable without the suite",
     "bench": "measure speed and memory side by side: attention, step",
 }
 

@@ -1,18 +1,13 @@
 """Text from a trained decoder."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
-from torch import Tensor
 
-from tasks.text.task import build_gpt
-from tasks.text.tokenizer import ByteTokenizer
+from tasks.errors import UserError
+from tasks.text.trained import Trained
 
 
 def write(
-    config: Any,
-    weights: Mapping[str, Tensor],
+    trained: Trained,
     prompt: str,
     tokens: int,
     *,
@@ -20,11 +15,21 @@ def write(
     top_k: int | None,
     seed: int,
 ) -> str:
-    """Return `prompt` with the `tokens` tokens that the model of a run continues it with."""
-    tokenizer = ByteTokenizer()
-    model = build_gpt(config, tokenizer.vocab_size)
-    model.load_state_dict(weights)
-    ids = torch.tensor([tokenizer.encode(prompt)])
-    generator = torch.Generator().manual_seed(seed)
-    result = model.generate(ids, tokens, temperature=temperature, top_k=top_k, generator=generator)
-    return tokenizer.decode(result[0].tolist())
+    """Return `prompt` with at most `tokens` tokens that the model continues it with, up to an end of text.
+
+    Raises:
+        UserError: a prompt without a token.
+    """
+    ids = trained.encode(prompt)
+    if not ids:
+        raise UserError("--prompt: empty; give at least one character to continue")
+    device = trained.model.embedding.weight.device
+    result = trained.model.generate(
+        torch.tensor([ids], device=device),  # 1 T
+        tokens,
+        temperature=temperature,
+        top_k=top_k,
+        generator=torch.Generator(device).manual_seed(seed),
+        stop=trained.end_of_text,
+    )
+    return trained.decode(result[0].tolist())

@@ -1,6 +1,6 @@
 """Write text with a trained model: ./xsa sample RUN_DIRECTORY --prompt "Return the"
 
-Takes a run directory (its last checkpoint) or a checkpoint file.
+Takes a run directory (its last checkpoint), a checkpoint file, or a directory that ./xsa export wrote.
 """
 
 import argparse
@@ -8,7 +8,7 @@ import argparse
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take a checkpoint, a prompt and how to draw."""
-    parser.add_argument("checkpoint", help="a run directory, or a file step-N.pt")
+    parser.add_argument("checkpoint", help="a run directory, a file step-N.pt, or an exported directory")
     parser.add_argument("--prompt", default="Return the ", help="text to continue")
     parser.add_argument("--tokens", type=int, default=300, help="how many tokens to write (default: 300)")
     parser.add_argument(
@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--top-k", type=int, default=None, help="draw from the k likeliest tokens only")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    parser.add_argument("--tokenizer", default=None, help="bytes or gpt2 (default: the model's own)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -27,22 +28,11 @@ def run(options: argparse.Namespace) -> int:
     if not options.prompt:
         raise UserError("--prompt: empty; give at least one character to continue")
 
-    from tasks.runner import checkpoint
-    from tasks.runner.config.compose import schema_of, validate
-
-    loaded = checkpoint.load(checkpoint.resolve(options.checkpoint))
-    content = loaded.content["config"]
-    config = validate(schema_of(content["task"]), content)
-    if config.task != "text":
-        raise UserError(
-            f"{loaded.path}: a model of task {config.task}; sample writes with models of task text"
-        )
-
+    from tasks.runner.trained import load_trained
     from tasks.text.generate import write
 
     text = write(
-        config,
-        loaded.content["model"],
+        load_trained(options.checkpoint, options.tokenizer),
         options.prompt,
         options.tokens,
         temperature=options.temperature,
