@@ -24,6 +24,7 @@ COMMANDS = {
     "report": "turn the records of runs into tables and figures",
     "sample": "write text with a trained model",
     "export": "write a trained model as safetensors, usable without the suite",
+    "data": "prepare text for training (FineWeb, Parquet, JSON lines, text), or verify it",
     "bench": "measure speed and memory side by side: attention, step",
 }
 

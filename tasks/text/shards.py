@@ -5,7 +5,7 @@ little-endian uint16. nanoGPT's files have the tokens alone; they are read on re
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.errors import UserError
-from tasks.text.files import write_whole
+from tasks.text.files import Buffer, write_whole
 
 MAGIC = 20240520
 VERSION = 1
@@ -30,9 +30,27 @@ def write_shard(path: Path, tokens: NDArray[Any]) -> str:
     """
     if len(tokens) and (tokens.min() < 0 or tokens.max() >= 1 << 16):
         raise ValueError(f"{path}: ids from {tokens.min()} to {tokens.max()}, expected 0 to 65535 (uint16)")
+    return write_chunks(path, len(tokens), [np.ascontiguousarray(tokens, dtype=TOKEN).tobytes()])
+
+
+def write_chunks(path: Path, count: int, chunks: Iterable[Buffer]) -> str:
+    """Write `count` tokens, which come as pieces of little-endian uint16, as one shard; return its sha256.
+
+    Raises ValueError, leaving nothing behind, where the pieces are not `count` tokens, and OSError.
+    """
     header = np.zeros(HEADER_INTS, dtype="<i4")
-    header[:3] = MAGIC, VERSION, len(tokens)
-    return write_whole(path, [header.tobytes(), np.ascontiguousarray(tokens, dtype=TOKEN).tobytes()])
+    header[:3] = MAGIC, VERSION, count
+
+    def checked() -> Iterable[Buffer]:
+        yield header.tobytes()
+        size = 0
+        for chunk in chunks:
+            size += memoryview(chunk).nbytes
+            yield chunk
+        if size != count * TOKEN.itemsize:
+            raise ValueError(f"{path}: {size} bytes of tokens came, expected {count * TOKEN.itemsize}")
+
+    return write_whole(path, checked())
 
 
 def open_shard(path: Path, *, headerless: bool = False) -> NDArray[np.uint16]:
