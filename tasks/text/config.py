@@ -28,8 +28,12 @@ class TextModelConfig(Section):
 class TextDataConfig(Section):
     """Where the text comes from and how long a sample is."""
 
-    source: Literal["embedded", "file"] = "embedded"
-    path: str | None = Field(None, description="a UTF-8 text file, for source=file")
+    source: Literal["embedded", "file", "shards"] = "embedded"
+    path: str | None = Field(None, description="source=file: a UTF-8 text file; shards: a directory")
+    tokenizer: Literal["gpt2", "bytes"] | None = Field(
+        None, description="of shards that no manifest describes (those of ./xsa data prepare have one)"
+    )
+    headerless: bool = Field(False, description="shards are nanoGPT's: tokens alone, no header")
     seq_len: PositiveInt = Field(description="tokens of a sample")
     validation_fraction: Fraction = Field(0.1, description="of a file: its last part is held out")
 
@@ -37,6 +41,12 @@ class TextDataConfig(Section):
     def _path_fits(self) -> "TextDataConfig":
         if self.source == "file" and not self.path:
             raise ValueError("data.path: no value; set it to a UTF-8 text file, data.path=FILE")
+        if self.source == "shards" and not self.path:
+            raise ValueError("data.path: no value; set it to a directory of shards, data.path=DIR")
         if self.source == "embedded" and self.path:
             raise ValueError("data.path: given, but data.source is embedded; add data.source=file")
+        if self.source != "shards" and (self.tokenizer or self.headerless):
+            raise ValueError(
+                f"data.tokenizer, data.headerless: of shards, data.source is {self.source}; leave them out"
+            )
         return self

@@ -29,10 +29,13 @@ LINE_SEARCH_BYTES = 1 << 12  # how far a file's cut may move to lie at a line's 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Two disjoint token arrays, (N,) unsigned integers, usually memory-mapped, and what identifies them."""
+    """Two disjoint token sequences, (N,) unsigned integers, memory-mapped, and what identifies them.
 
-    train: NDArray[Any]
-    validation: NDArray[Any]
+    They are arrays, or shards that behave like one (`shards.TokenShards`).
+    """
+
+    train: Any
+    validation: Any
     fingerprint: str  # sha256: where it is equal, both splits hold the same tokens from the same sources
     manifest: dict[str, Any]
     vocab_size: int

@@ -13,6 +13,7 @@ from torch import nn
 from tasks.base import Batch, Display
 from tasks.text.corpus import Corpus, build_embedded_corpus, file_corpus
 from tasks.text.loader import TokenWindows, validation_windows
+from tasks.text.shard_set import open_shard_set
 from tasks.text.tokenizer import ByteTokenizer, bits_per_byte
 from xsa_core import GPT, GPTConfig, initialize
 
@@ -40,10 +41,12 @@ def build_gpt(config: Any, vocab_size: int) -> GPT:
 class TextTask:
     """A corpus with a decoder over it."""
 
-    def __init__(self, config: Any, corpus: Corpus, name: str) -> None:
+    def __init__(self, config: Any, corpus: Corpus, name: str, tokenizer: Any = None) -> None:
         self.config = config
         self.corpus = corpus
-        self.tokenizer = ByteTokenizer()
+        self.tokenizer = tokenizer or ByteTokenizer()
+        # V: bytes of text that a token stands for; None where every token is one byte
+        self.byte_lengths = torch.from_numpy(tokenizer.byte_lengths()) if tokenizer else None
         self.data_name = name
         self.fingerprint = corpus.fingerprint
         self.data_note = corpus.note
@@ -61,6 +64,10 @@ class TextTask:
             return cls(
                 config, file_corpus(data.path, data.validation_fraction), f"file {Path(data.path).name}"
             )
+        if data.source == "shards":
+            corpus, tokenizer = open_shard_set(data.path, data.tokenizer, headerless=data.headerless)
+            name = f"shards {Path(data.path).expanduser().resolve().name}, tokens of {tokenizer.name}"
+            return cls(config, corpus, name, tokenizer)
         with display.work("embedded corpus") as report:
             corpus = build_embedded_corpus(progress=report)
         return cls(config, corpus, "embedded documentation")
@@ -92,21 +99,33 @@ class TextTask:
         return model(inputs, targets)
 
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-        """Return the loss in nats per token and in bits per byte; a token is a byte here."""
-        nats, tokens = 0.0, 0
+        """Return the loss in nats per token and in bits per byte of the text that the targets stand for.
+
+        An end of text is predicted like every other token and stands for no byte.
+        """
+        nats, tokens, size = 0.0, 0, 0
         for batch in batches:
             count = batch[1].numel()
             nats += float(self.loss(model, batch)) * count
             tokens += count
+            size += self._text_bytes(batch[1])
         loss = nats / tokens
-        return {"loss": loss, "bits_per_byte": bits_per_byte(loss, tokens, n_bytes=tokens)}
+        return {"loss": loss, "bits_per_byte": bits_per_byte(loss, tokens, n_bytes=size)}
+
+    def _text_bytes(self, targets: torch.Tensor) -> int:
+        """Return how many bytes of text the targets (B T) stand for."""
+        if self.byte_lengths is None:
+            return targets.numel()
+        return int(self.byte_lengths[targets.cpu()].sum())
 
     def sample(self, model: nn.Module, size: int) -> str | None:
         """Return text the model continues a fixed prompt with, always from the same generator."""
         if not size:
             return None
         device = next(model.parameters()).device
-        prompt = torch.tensor([self.tokenizer.encode(PROMPT)], device=device)  # 1 T
+        prompt = torch.tensor([list(map(int, self.tokenizer.encode(PROMPT)))], device=device)  # 1 T
         generator = torch.Generator(device).manual_seed(0)
+        if self.byte_lengths is not None:  # about as many bytes, whatever a token stands for
+            size = max(1, round(size / float(self.byte_lengths.double().mean())))
         tokens = model.generate(prompt, size, temperature=SAMPLE_TEMPERATURE, generator=generator)
         return self.tokenizer.decode(tokens[0].tolist())

@@ -40,6 +40,9 @@ class Reader:
         self.seekable = compression is None
         self._raw = raw
         self._stream = OPENERS[compression](raw)
+        self._end = raw.seek(0, 2) if self.seekable else None  # a seek beyond it would go there
+        if self.seekable:
+            raw.seek(0)
         self.offset = 0
 
     def move(self, offset: int) -> int:
@@ -47,8 +50,8 @@ class Reader:
 
         Raises CorruptError, and ValueError for going back in a compressed file.
         """
-        if self.seekable:
-            self.offset = self._stream.seek(offset)
+        if self._end is not None:
+            self.offset = self._stream.seek(min(offset, self._end))
             return self.offset
         if offset < self.offset:
             raise ValueError(f"a compressed stream at {self.offset} cannot go back to {offset}")

@@ -82,7 +82,7 @@ def write(directory: Path, manifest: dict[str, Any]) -> None:
 
 
 def read(directory: Path) -> dict[str, Any] | None:
-    """Return the manifest of a set, None where there is none. Raises UserError for one that cannot be used."""
+    """Return the manifest of a set, None without one. Raises UserError for one that cannot be used."""
     path = directory / MANIFEST
     try:
         data = json.loads(path.read_bytes())

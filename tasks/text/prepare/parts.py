@@ -85,7 +85,7 @@ def write_parts(
 ) -> Counts:
     """Tokenize a unit and write its parts, each whole, the counts last; return the counts.
 
-    Raises CorruptError with the file's name unless `skip_corrupt`, which counts it; OSError, the hub's errors.
+    Raises CorruptError with the file's name unless `skip_corrupt`, which counts it; OSError.
     """
     counts = Counts()
     tokens: dict[str, list[NDArray[np.uint16]]] = {split: [] for split in SPLITS}

@@ -136,8 +136,8 @@ def _text_pieces(source: Source, number: int, reading: Reading) -> Iterator[Piec
                 stop = _end(reader, size)
                 if stop > reading.limit:
                     raise UserError(
-                        f"{file.name}: {stop} bytes are one document, expected at most {reading.limit}; split it "
-                        "with --documents paragraphs or lines, or raise --max-document"
+                        f"{file.name}: one document of {stop} bytes, expected at most {reading.limit}; "
+                        "split it with --documents paragraphs or lines, or raise --max-document"
                     )
             else:
                 reader.move(max(start + reading.unit_bytes, reader.offset))

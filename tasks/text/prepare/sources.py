@@ -125,7 +125,7 @@ def format_of(name: str) -> tuple[str, str | None]:
     format_ = FORMATS.get(parts[-1]) if parts else None
     if format_ is None or (format_ == "parquet" and compression):
         raise UserError(
-            f"{name}: the name tells no format; expected .parquet, .jsonl, .json or .txt, the last three also .gz or .zst"
+            f"{name}: the name tells no format; expected .parquet, .jsonl, .json or .txt (also .gz, .zst)"
         )
     return format_, compression
 
@@ -213,6 +213,6 @@ def hub_errors(place: str) -> Iterator[None]:
             raise
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
-            f"the hub did not give {place} ({reason}); check the network, the name and HF_TOKEN, and start again: what "
-            "was done is kept"
+            f"the hub did not give {place} ({reason}); check the network, the name and HF_TOKEN, then "
+            "start again: what was done is kept"
         ) from error
