@@ -23,8 +23,11 @@ COMMANDS = {
     "config": "print the resolved config of an experiment and its hash",
     "report": "turn the records of runs into tables and figures",
     "sample": "write text with a trained model",
+    "eval": "score a trained model on the tasks of lm-evaluation-harness",
     "export": "write a trained model as safetensors, usable without the suite",
     "data": "prepare text for training (FineWeb, Parquet, JSON lines, text), or verify it",
+    "sweep": "run the cells of a suite, or of KEY=A,B axes, that have no record yet",
+    "plan": "memory, speed and days of a run on given GPUs",
     "bench": "measure speed and memory side by side: attention, step",
 }
 
