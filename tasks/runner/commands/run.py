@@ -13,6 +13,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take an experiment and overrides."""
     parser.add_argument("experiment", help="for instance text/quick; ./xsa config lists them")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for instance attention=sa seed=3")
+    parser.add_argument(
+        "--explain", choices=["optimizer"], help="train nothing; print how each parameter would be updated"
+    )
     parser.add_argument("--fresh", action="store_true", help="start over, also where there is a checkpoint")
 
 
@@ -21,6 +24,9 @@ def run(options: argparse.Namespace) -> int:
     from tasks.runner.config.compose import load_config
 
     config = load_config(options.experiment, options.overrides)
+
+    if options.explain:
+        return explain(config)
 
     from tasks.runner.paths import shown
     from tasks.runner.progress import make_display
@@ -39,3 +45,39 @@ def run(options: argparse.Namespace) -> int:
     print(f"record: {shown(outcome.record_path)}")
     print(f"run directory: {shown(outcome.run_directory)}")
     return outcome.exit_status
+
+
+def explain(config) -> int:
+    """Print name, shape, role, optimizer, learning rate and weight decay of every parameter."""
+    from optimizers.groups import assign
+    from tasks.errors import UserError
+    from tasks.runner.progress import make_display
+    from tasks.runner.tables import make_console
+    from tasks.runner.training import open_task
+
+    with make_display(config.output.progress) as display:
+        task = open_task(config, display)
+    try:
+        assignments = assign(task.build_model(), config.optimizer)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    make_console().print(assignment_table(assignments))
+    return 0
+
+
+def assignment_table(assignments):
+    """Return the table of how each parameter is updated, with their number as its caption."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    total = sum(assignment.parameter.numel() for assignment in assignments)
+    caption = f"{len(assignments)} tensors, {total:,} parameters"
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left")
+    for title in ("parameter", "shape", "role", "optimizer", "lr", "decay"):
+        table.add_column(title, no_wrap=title != "parameter", overflow="fold")
+    for each in assignments:
+        shape = " x ".join(map(str, each.parameter.shape))
+        blocks = f", {len(each.role.splits)} blocks" if each.role.splits else ""
+        rates = (f"{each.lr:g}", f"{each.weight_decay:g}")
+        table.add_row(each.name, shape, f"{each.role.role}{blocks}", each.algorithm, *rates)
+    return table
