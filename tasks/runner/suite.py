@@ -61,6 +61,10 @@ class Suite(Section):
     scales: dict[Scale, ScaleConfig]
 
 
+# What free overrides start from: no experiment, no axes, one seed.
+FREE = ScaleConfig.model_construct(note="", experiment=None, axes={}, seeds=[], commands=[])
+
+
 @dataclass(frozen=True)
 class Cell:
     """One run of a suite. `coordinates` are its values on the axes, as shown."""
@@ -115,7 +119,7 @@ def scale_of(suite: Suite, name: str, scale: str) -> ScaleConfig:
 
 
 def expand(grid: ScaleConfig, overrides: Sequence[str] = ()) -> list[Cell]:
-    """Return the runs of a grid, with `overrides`: `KEY=A,B` replaces an axis or adds one, `seed=...` the seeds.
+    """Return the runs of a grid; an override `KEY=A,B` replaces an axis or adds one, `seed=0,1` the seeds.
 
     Raises:
         UserError: a key, value or experiment that is not valid, or no experiment at all.

@@ -1,0 +1,124 @@
+"""Run the cells of a suite that have no record yet: ./xsa sweep SUITE [--scale cpu|paper] [KEY=VALUE ...]
+
+  ./xsa sweep fig4_lr                             at the scale of a CPU
+  ./xsa sweep fig4_lr --dry-run                   its cells, what is missing, and what it would cost
+  ./xsa sweep fig6_sinks seed=0,1,2,3,4           with other seeds
+  ./xsa sweep experiment=text/quick attention=sa,xsa optimizer=adamw,muon seed=0,1,2
+
+A value with commas is an axis. Cells with a completed record are skipped. Stopped or killed, the same
+command goes on; started twice at once, the two share the cells. A cell that fails is recorded with its
+reason, and the others go on.
+"""
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take a suite or an experiment, and overrides."""
+    parser.add_argument("words", nargs="*", metavar="SUITE | KEY=VALUE", help="a suite, and overrides")
+    parser.add_argument("--scale", default="cpu", help="cpu or paper (default: cpu)")
+    parser.add_argument("--dry-run", action="store_true", help="show cells and cost, run nothing")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="only say whether the learning rate is the baseline's best, inside the searched range",
+    )
+    parser.add_argument("--retry-failed", action="store_true", help="run cells again that failed")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time (only 1 as yet)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Expand, then show or run."""
+    from tasks.errors import UserError
+
+    if options.jobs != 1:
+        raise UserError(
+            f"--jobs: only 1 as yet, got {options.jobs}; start the command twice to use more cores"
+        )
+    works, check = gather(options)
+    if options.check:
+        if check() is None:
+            raise UserError(
+                "--check: nothing chooses a learning rate for these cells; name a suite that has one"
+            )
+        print(check().line)
+        return 0 if check().good else 1
+    if options.dry_run:
+        return dry_run(works, options.retry_failed, check)
+
+    from tasks.runner.paths import shown
+    from tasks.runner.sweep import State, Sweep
+    from tasks.runner.sweep_display import make_table, summary
+
+    with make_table() as display:
+        sweep = Sweep(works, display, retry_failed=options.retry_failed)
+        status = sweep.run()
+    print(summary(sweep.rows))
+    for row in sweep.rows:
+        if row.state is State.FAILED:
+            print(
+                f"failed: {row.work.label}: {row.detail}; its log: {shown(row.work.directory / 'sweep.log')}"
+            )
+    found = check()
+    if found is not None:
+        print(found.line)
+    return status
+
+
+def gather(options: argparse.Namespace):
+    """Return the work that the words mean, and a function that checks its learning rate."""
+    from tasks.errors import UserError
+    from tasks.runner import suite as suites
+    from tasks.runner.sweep_jobs import work_of_cell, work_of_command
+    from tasks.runner.sweep_rate import check_rate
+
+    names = [word for word in options.words if "=" not in word]
+    overrides = [word for word in options.words if "=" in word]
+    if len(names) > 1 or not options.words:
+        raise UserError(
+            f"expected one suite or experiment=NAME, got {' '.join(options.words) or 'nothing'}; "
+            f"the suites are {', '.join(suites.suites())}"
+        )
+    if not names:
+        return [work_of_cell(cell) for cell in suites.expand(suites.FREE, overrides)], lambda: None
+    (name,) = names
+    suite = suites.load_suite(name)
+    grid = suites.scale_of(suite, name, options.scale)
+    if grid.commands:
+        places = dict(map(suites.split_override, overrides))
+        if places.keys() - {"output.records", "output.runs"}:
+            raise UserError(f"suite {name} runs commands; of overrides it takes output.records, output.runs")
+        records = places.get("output.records", ["results/runs"])[0]
+        runs = places.get("output.runs", ["runs"])[0]
+        return [work_of_command(command, records, runs) for command in grid.commands], lambda: None
+    cells = suites.expand(grid, overrides)
+    works = [work_of_cell(cell, suite.then) for cell in cells]
+    return works, lambda: check_rate(name, suite, options.scale, cells)
+
+
+def dry_run(works, retry_failed: bool, check) -> int:
+    """Print every cell with its state, the cost of what is missing, and the check of the learning rate."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from tasks.runner.sweep import Row, state_of
+    from tasks.runner.sweep_cost import estimate
+    from tasks.runner.sweep_display import summary
+    from tasks.runner.tables import make_console
+
+    console = make_console()
+    rows = [Row(work, *state_of(work, retry_failed)) for work in works]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for title in ("cell", "state", "run", "detail"):
+        table.add_column(title, no_wrap=title != "detail")
+    for row in rows:
+        run_id = row.work.config.run_id() if row.work.config is not None else row.work.directory.name
+        table.add_row(row.work.label, row.state, run_id, row.detail)
+    console.print(table)
+    console.print(summary(rows), markup=False)
+    for line in estimate(rows):
+        console.print(line, markup=False, soft_wrap=True)
+    found = check()
+    if found is not None:
+        console.print(found.line, markup=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,28 @@
+"""`python -m tasks.runner.sweep_child COMMAND ...`: a command that stops when the sweep above it dies.
+
+A sweep that is killed cannot ask its run to stop, and a run left behind would compete with the next sweep.
+So the system is asked to do it (Linux): the run gets SIGTERM, writes its checkpoint and ends.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def end_with_parent(parent: int) -> None:
+    """Ask for SIGTERM when the process `parent` ends; at once if it has ended already."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[1]))
+    from tasks.runner.cli import main
+
+    sys.exit(main(sys.argv[2:]))

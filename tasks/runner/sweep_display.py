@@ -1,0 +1,132 @@
+"""How a sweep shows its cells: a live table on a terminal, plain lines where output is redirected."""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tasks.runner.progress import duration
+from tasks.runner.sweep import Row, State
+
+PLAIN_SECONDS = 30.0  # between plain lines about the running cell
+LEAST_ROWS = 6
+STYLES = {
+    State.WAITING: "dim",
+    State.RUNNING: "bold cyan",
+    State.ELSEWHERE: "yellow",
+    State.DONE: "green",
+    State.FAILED: "bold red",
+    State.STOPPED: "yellow",
+}
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Return how many cells stand where."""
+    counts = Counter(row.state for row in rows)
+    parts = [f"{counts[state]} {state}" for state in State if counts[state]]
+    return f"{len(rows)} cells: {', '.join(parts)}"
+
+
+def progress(row: Row) -> str:
+    """Return how far a cell is, in words."""
+    parts = [row.detail] if row.detail else []
+    if row.state in {State.RUNNING, State.STOPPED} and row.total:
+        parts.append(f"step {row.step:,}/{row.total:,}")
+    if row.state is State.RUNNING and row.loss is not None:
+        parts.append(f"loss {row.loss:.4f}")
+    if row.seconds:
+        parts.append(duration(row.seconds))
+    return ", ".join(parts)
+
+
+class PlainTable:
+    """A line when a cell changes its state, and now and then one about the running cell."""
+
+    def __init__(self) -> None:
+        self.shown: dict[int, State] = {}
+        self.last = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+    def update(self, rows: Sequence[Row]) -> None:
+        """Print what is new."""
+        if not self.shown:
+            self.note(summary(rows))
+            self.shown = {number: row.state for number, row in enumerate(rows)}
+        now = time.monotonic()
+        for number, row in enumerate(rows):
+            due = row.state is State.RUNNING and now - self.last >= PLAIN_SECONDS
+            if row.state is self.shown[number] and not due:
+                continue
+            self.shown[number], self.last = row.state, now
+            said = progress(row)
+            self.note(
+                f"[{number + 1}/{len(rows)}] {row.work.label}: {row.state}" + (f", {said}" if said else "")
+            )
+
+    def note(self, line: str) -> None:
+        """Print a line."""
+        print(line, flush=True)
+
+
+class LiveTable:
+    """A table that stays in place: the running cell, what failed, and as many others as there is room for."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False)
+        self.live = Live(console=self.console, refresh_per_second=4, transient=False)
+
+    def __enter__(self) -> Self:
+        self.live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.live.__exit__(kind, error, trace)
+
+    def update(self, rows: Sequence[Row]) -> None:
+        """Draw the rows that matter now."""
+        room = max(LEAST_ROWS, self.console.height - 8)
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for title in ("cell", "state", "progress"):
+            table.add_column(
+                title, overflow="fold" if title == "progress" else "ellipsis", no_wrap=title == "cell"
+            )
+        for number in sorted(chosen(rows, room)):
+            row = rows[number]
+            table.add_row(Text(row.work.label), Text(row.state, STYLES[row.state]), Text(progress(row)))
+        hidden = len(rows) - len(chosen(rows, room))
+        foot = summary(rows) + (f" ({hidden} not shown)" if hidden else "")
+        self.live.update(Group(table, Text(foot, "bold")))
+
+    def note(self, line: str) -> None:
+        """Print a line above the table."""
+        self.live.console.print(Text(line))
+
+
+def chosen(rows: Sequence[Row], room: int) -> list[int]:
+    """Return the numbers of the rows to show: running first, then failed, then the nearest to the work."""
+    here = next((number for number, row in enumerate(rows) if row.state is State.RUNNING), None)
+    if here is None:
+        here = next((number for number, row in enumerate(rows) if row.state is State.WAITING), len(rows))
+    first = {State.RUNNING: 0, State.FAILED: 1, State.ELSEWHERE: 1}
+    order = sorted(range(len(rows)), key=lambda n: (first.get(rows[n].state, 2), abs(n - here), n))
+    return order[:room]
+
+
+def make_table() -> PlainTable | LiveTable:
+    """Return a live table on a terminal, else plain lines."""
+    return LiveTable() if sys.stdout.isatty() else PlainTable()
