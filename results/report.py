@@ -16,6 +16,13 @@ from pathlib import Path
 from results.bench_figures import bench_figure
 from results.cells import Cell, group_cells
 from results.effects import Effect, effects
+from results.eval_pairing import pair_evaluations
+from results.evaluations import (
+    documents_table,
+    evaluation_effects_table,
+    evaluations,
+    evaluations_table,
+)
 from results.figures import effect_figure, loss_curves
 from results.jsonio import write_whole
 from results.metrics import metric as metric_facts
@@ -102,11 +109,16 @@ def report(records_dir: str | Path, out_dir: str | Path, paper_dir: str | Path =
     for bench in _benches(records):
         writer.table(bench_table(bench))
         writer.drawn(bench_figure(bench, writer.out_dir / bench_stem(bench)))
+    evaluated = _evaluation_tables(records)
+    for table in evaluated:
+        writer.table(table)
     if published:
         writer.table(published_table(published))
     writer.table(unfinished_table(runs))
     writer.table(unpaired_table(pair_records(records).refused))
-    writer.text("README.md", _readme(records, runs, by_task, figures, bool(published), writer.written))
+    writer.text(
+        "README.md", _readme(records, runs, by_task, figures, evaluated, bool(published), writer.written)
+    )
     names = sorted({*writer.written, MANIFEST})
     for name in sorted(set(earlier) - set(names)):
         (root / name).unlink(missing_ok=True)
@@ -153,6 +165,28 @@ def _bench_lines(bench: BenchRecord, written: Sequence[str]) -> list[str]:
     return lines + (["", f"![{bench.name}]({drawn})", ""] if drawn in written else [])
 
 
+def _evaluation_tables(records: Sequence[Record]) -> list[Table]:
+    """Return the tables of downstream evaluations: effects first where there are pairs; none without any."""
+    found = evaluations(records)
+    pairs = pair_evaluations(found)
+    effects_and_documents = [evaluation_effects_table(pairs), documents_table(pairs)] if pairs else []
+    return [*effects_and_documents, evaluations_table(found)] if found else []
+
+
+def _counted(records: Sequence[Record]) -> str:
+    count = len(evaluations(records))
+    return f", {count} downstream evaluations" if count else ""
+
+
+def _evaluation_lines(evaluated: Sequence[Table]) -> list[str]:
+    if not evaluated:
+        return []
+    first, *_ = evaluated
+    shown = ["## Downstream evaluation", "", markdown(first, heading=False).rstrip("\n"), ""]
+    links = ", ".join(f"[{table.title}](tables/{slug(table.name)}.md)" for table in evaluated)
+    return [*shown, f"Tables: {links}.", ""]
+
+
 def _draw_cells(writer: _Writer, cells: Sequence[Cell]) -> list[tuple[str, str]]:
     """Draw the curves of every cell that has any; return (label, file stem below the folder)."""
     names = _unique({cell.key: cell.label for cell in cells})
@@ -186,6 +220,7 @@ def _readme(
     runs: Sequence[RunRecord],
     by_task: dict[tuple[str, str], list[Effect]],
     figures: Sequence[tuple[str, str]],
+    evaluated: Sequence[Table],
     published: bool,
     written: Sequence[str],
 ) -> str:
@@ -194,7 +229,8 @@ def _readme(
     benches = _benches(records)
     lines += [
         f"{completed} completed training runs, {len(runs) - completed} that did not complete, "
-        f"{len(benches)} benchmark records. Everything here is regenerated from them by `./xsa report`; "
+        f"{len(benches)} benchmark records{_counted(records)}. "
+        "Everything here is regenerated from them by `./xsa report`; "
         "an effect is the mean difference to plain attention (sa) over seeds, pair by pair.",
         "",
     ]
@@ -212,6 +248,7 @@ def _readme(
             lines += [f"![{title}](figures/{stem}.svg)", ""]
     lines += ["## Curves", ""] if figures else []
     lines += [f"- [{label}]({stem}.svg)" for label, stem in figures] + ([""] if figures else [])
+    lines += _evaluation_lines(evaluated)
     lines += ["## Benchmarks", ""] if benches else []
     lines += [line for bench in benches for line in _bench_lines(bench, written)]
     lines += [""] if benches else []

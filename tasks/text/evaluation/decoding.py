@@ -80,7 +80,7 @@ def continue_prompts(
     texts = [""] * len(rows)
     window: _Window | None = None
     while rows and options.max_new > 0:
-        logits, window = _read(trained, rows, window)
+        logits, window = _read(trained, rows, window, options.max_new)
         done = []
         for row, token in zip(rows, _choose(logits, rows, options), strict=True):
             ended = token == trained.end_of_text
@@ -124,7 +124,9 @@ def _choose(logits: Tensor, rows: Sequence[_Row], options: Options) -> list[int]
     ]
 
 
-def _read(trained: Trained, rows: Sequence[_Row], window: _Window | None) -> tuple[Tensor, _Window]:
+def _read(
+    trained: Trained, rows: Sequence[_Row], window: _Window | None, max_new: int
+) -> tuple[Tensor, _Window]:
     """Logits `B V` of the next token; reads the last token, or, where the window is full, half of it anew."""
     model = trained.model
     device, limit = model.embedding.weight.device, model.config.max_seq_len
@@ -135,7 +137,8 @@ def _read(trained: Trained, rows: Sequence[_Row], window: _Window | None) -> tup
         T = max(map(len, parts))
         first = torch.tensor([T - len(part) for part in parts], device=device)
         tokens = torch.tensor([[0] * (T - len(part)) + part for part in parts], device=device)  # B T
-        window = _Window(model.make_cache(limit), first, 0)
+        left = max_new - min(row.new for row in rows)
+        window = _Window(model.make_cache(min(limit, T + left)), first, 0)
     else:
         tokens = torch.tensor([[row.ids[-1]] for row in rows], device=device)  # B 1
         first = window.first

@@ -31,6 +31,8 @@ LOGIT_ELEMENTS = 1 << 24  # logits held at a time: 64 MB in float32
 CPU_BUDGET = 4096  # positions of a batch; more leaves the caches of a CPU
 GPU_BUDGET = 1 << 16
 
+Advance = Callable[[int, int], None]  # done, total
+
 
 @dataclass(frozen=True)
 class Score:
@@ -67,14 +69,14 @@ class Scorer:
     def __call__(
         self,
         requests: Sequence[tuple[Sequence[int], Sequence[int]]],
-        advance: Callable[[int], None] = lambda done: None,
+        advance: Advance = lambda done, total: None,
     ) -> list[Score]:
         """Score every (context, continuation), both as token ids, in the order given.
 
         Of a context and continuation of more than `max_seq_len` + 1 tokens together the left end is cut, as
         lm-evaluation-harness does. Where the continuation alone is longer than `max_seq_len` (the harness
         refuses that), it is scored in blocks of half of it, each with all the context that fits. `advance` is
-        told how many forward passes' worth of pieces is done. An empty continuation has probability one.
+        told how many different pieces are done, and of how many. An empty continuation has probability one.
 
         Raises:
             ValueError: an empty context.
@@ -93,20 +95,20 @@ class Scorer:
         ]
 
     @torch.inference_mode()
-    def _score(self, pieces: Sequence[Piece], advance: Callable[[int], None]) -> list[Score]:
+    def _score(self, pieces: Sequence[Piece], advance: Advance) -> list[Score]:
         scores: dict[Piece, Score] = {}
         families, singles = split_families(pieces)
         was_training = self.model.training
         self.model.eval()
         try:
             # Family by family first: their batches are the large ones, so that memory falls short early.
-            self._work(families, family_batches, self._families, scores, advance)
-            self._work(singles, single_batches, self._singles, scores, advance)
+            self._work(families, family_batches, self._families, scores, len(pieces), advance)
+            self._work(singles, single_batches, self._singles, scores, len(pieces), advance)
         finally:
             self.model.train(was_training)
         return [scores[piece] for piece in pieces]
 
-    def _work(self, items, batches, run, scores: dict[Piece, Score], advance: Callable[[int], None]) -> None:
+    def _work(self, items, batches, run, scores: dict[Piece, Score], total: int, advance: Advance) -> None:
         """Run all batches; one that does not fit into the GPU's memory is made smaller, and all after it."""
         waiting = batches(items, self.budget, self.limit)
         while waiting:
@@ -124,7 +126,7 @@ class Scorer:
                 rest = [item for later in (batch, *waiting) for item in later]
                 waiting = batches(rest, self.budget, self.limit)
                 continue
-            advance(len(scores))
+            advance(len(scores), total)
 
     def _singles(self, batch: Sequence[Piece]) -> dict[Piece, Score]:
         """Pieces with a prefix of their own: one pass over prefix and continuation."""
