@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 SKIP_CHUNK = 1 << 20
+BUFFER = 1 << 16  # of decompressed text read ahead
+ZST_CHUNK = 1 << 12  # compressed bytes at once: even of zeros they give no more than some 100 MB
 JSON_SLACK = 4  # a line of JSON may be this many times longer than the text in it: escapes, other columns
 BATCH_ROWS = 256  # Parquet rows held at once
 
@@ -101,17 +103,50 @@ def _by_library(error: BaseException) -> bool:
     return type(error) is OSError and error.errno is None  # how pyarrow says "corrupt snappy data"
 
 
-def _open_zst(raw: IO[bytes]) -> IO[bytes]:
-    import zstandard
+class ZstStream(io.RawIOBase):
+    """Text of a file of zstandard frames. Unlike the library's own stream it notices where a frame is cut."""
 
-    stream = zstandard.ZstdDecompressor(max_window_size=1 << 31).stream_reader(raw, read_across_frames=True)
-    return io.BufferedReader(stream, SKIP_CHUNK)
+    def __init__(self, raw: IO[bytes]) -> None:
+        import zstandard
+
+        self._raw = raw
+        self._new = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj
+        self._frame: Any = None
+        self._ready, self._taken = b"", 0
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def readinto(self, target: Any) -> int:
+        """Fill `target` as far as what is ready goes. Raises CorruptError for a frame without its end."""
+        while self._taken == len(self._ready):
+            data = self._raw.read(ZST_CHUNK)
+            if not data:
+                if self._frame is not None:
+                    raise CorruptError("the last frame has no end")
+                return 0
+            self._ready, self._taken = self._decompress(data), 0
+        piece = self._ready[self._taken : self._taken + len(target)]
+        target[: len(piece)] = piece
+        self._taken += len(piece)
+        return len(piece)
+
+    def _decompress(self, data: bytes) -> bytes:
+        parts = []
+        while data:
+            self._frame = self._frame or self._new()
+            parts.append(self._frame.decompress(data))
+            data = b""
+            if self._frame.eof:
+                data, self._frame = self._frame.unused_data, None
+        return b"".join(parts)
 
 
 OPENERS: dict[str | None, Callable[[IO[bytes]], Any]] = {
     None: lambda raw: raw,
-    "gz": lambda raw: io.BufferedReader(gzip.GzipFile(fileobj=raw), SKIP_CHUNK),
-    "zst": _open_zst,
+    "gz": lambda raw: io.BufferedReader(gzip.GzipFile(fileobj=raw), BUFFER),
+    "zst": lambda raw: io.BufferedReader(ZstStream(raw), BUFFER),
 }
 
 
@@ -159,10 +194,10 @@ def json_lines(reader: Reader, stop: int, column: str, limit: int) -> Iterator[D
         if line is None:
             yield Document(place, b"", too_long(limit))
         elif line.strip():
-            yield _from_json(place, line, column)
+            yield _from_json(place, line, column, limit)
 
 
-def _from_json(place: str, line: bytes, column: str) -> Document:
+def _from_json(place: str, line: bytes, column: str, limit: int) -> Document:
     try:
         row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError:
@@ -173,9 +208,10 @@ def _from_json(place: str, line: bytes, column: str) -> Document:
     if not isinstance(text, str):
         return Document(place, b"", NO_TEXT)
     try:
-        return Document(place, text.encode("utf-8"))
+        content = text.encode("utf-8")
     except UnicodeEncodeError:  # "\ud800" alone is valid JSON and no Unicode text
         return Document(place, b"", NOT_UTF8)
+    return Document(place, b"", too_long(limit)) if len(content) > limit else Document(place, content)
 
 
 def text_lines(reader: Reader, stop: int, limit: int) -> Iterator[Document]:
@@ -196,7 +232,7 @@ def paragraphs(reader: Reader, stop: int, limit: int) -> Iterator[Document]:
             held, size = [], 0
             continue
         begin = begin if size else start
-        size += limit + 1 if line is None else len(line) + 1
+        size += limit + 2 if line is None else len(line) + 1  # and its end
         if size <= limit + 1:
             held.append(line or b"")
         else:

@@ -168,6 +168,10 @@ class Job:
         path = self.work / JOB
         try:
             begun = json.loads(path.read_bytes())
+            if begun["identity"] != self.identity and not any(self.work.glob("????????.json")):
+                shutil.rmtree(self.work)  # no work was done: a wrong setting was noticed first
+                self.work.mkdir()
+                raise FileNotFoundError
         except FileNotFoundError:
             begun = {"identity": self.identity, "unit_bytes": self.settings.reading.unit_bytes}
             write_whole(path, [json.dumps(begun).encode("utf-8")])
