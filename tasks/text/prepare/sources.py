@@ -25,6 +25,8 @@ FORMATS = {
     "txt": "text",
     "text": "text",
 }
+HUB_LIBRARY = "huggingface_hub"
+NETWORK = {"httpx", "httpcore", "requests", "urllib3", "aiohttp"}
 HUB_ATTEMPTS = 5
 HUB_WAIT = 2.0  # seconds before the second attempt, doubled for each further one
 
@@ -193,14 +195,20 @@ def transient(error: BaseException) -> bool:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is not None:
         return status == 429 or status >= 500
-    return from_network(error)
+    # What the hub's library itself refuses (offline mode, a bad name) is no different the next time.
+    return type(error).__module__.partition(".")[0] != HUB_LIBRARY and from_network(error)
 
 
 def from_network(error: BaseException) -> bool:
     """Tell whether an error came from the libraries that talk to the hub, or is a broken connection."""
-    modules = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
-    network = {"httpx", "httpcore", "requests", "urllib3", "aiohttp", "huggingface_hub"}
-    return bool(modules & network) or isinstance(error, ConnectionError | TimeoutError)
+    return bool(_libraries(error) & {*NETWORK, HUB_LIBRARY}) or isinstance(
+        error, ConnectionError | TimeoutError
+    )
+
+
+def _libraries(error: BaseException) -> set[str]:
+    """Return the top-level packages that an error's class and its bases come from."""
+    return {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Killed at any moment and started again, a job ends with the bytes of an uninterrupted one."""
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -53,9 +52,9 @@ def in_a_child(work: Callable[[], object], changes_before_death: int) -> int:
 def test_killed_before_any_change_and_started_again_the_shards_are_the_same(
     bench: Bench, inline: None
 ) -> None:
-    documents = make_documents(60)
+    documents = make_documents(30)
     source = write_json_lines(bench.root / "a.jsonl", documents)
-    changes = {"shard_tokens": 3000, "held_out": 0.3}
+    changes = {"shard_tokens": 2000, "held_out": 0.4, "reading": {"unit_bytes": 2500}}
     whole = bench.prepare("whole", source, **changes)
     assert all(len(facts["shards"]) > 1 for facts in whole["splits"].values())
     expected = bench.shards("whole")
@@ -72,7 +71,7 @@ def test_killed_before_any_change_and_started_again_the_shards_are_the_same(
         assert manifest == whole
         assert not (bench.root / "out" / ".work").exists()
     assert status == 0
-    assert deaths > 40
+    assert deaths > 30
 
 
 def test_killed_again_and_again_a_job_still_ends_and_ends_the_same(bench: Bench, inline: None) -> None:
@@ -150,10 +149,9 @@ def test_a_killed_process_leaves_no_workers_and_another_number_of_them_ends_the_
     output, _ = again.communicate(timeout=60)
     assert again.returncode == 0, output
     assert bench.shards("out") == bench.shards("whole")
-    assert (
-        json.loads((bench.root / "out" / "manifest.json").read_text())["splits"]["train"]["documents"] > 1000
-    )
-    assert not [problem for check in verify(bench.root / "out")[1] for problem in check.problems]
+    manifest, checks = verify(bench.root / "out")
+    assert not [problem for check in checks for problem in check.problems]
+    assert sum(facts["documents"] for facts in manifest["splits"].values()) == len(documents)
     held = texts_of(bench.shards("out"), "val")
     assert len(held) == len(set(held))
     assert set(held) <= set(documents)
