@@ -3,6 +3,7 @@
   ./xsa bench attention                 the operator: plain, two lines (eager, compiled), fused
   ./xsa bench attention --what target   only the shapes the targets are stated for
   ./xsa bench step                      a whole training step of a 10 M-parameter GPT
+  ./xsa bench eval                      documents a second of ./xsa eval, against one request after another
   ./xsa bench gpu                       all that needs a GPU, checks first, in at most eight minutes
   --device cuda                         the first two on a GPU, with CUDA events and allocated memory
 
@@ -12,7 +13,7 @@ Leave the machine alone meanwhile.
 
 import argparse
 
-NAMES = ("attention", "step", "gpu")
+NAMES = ("attention", "step", "eval", "gpu")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +43,8 @@ def run(options: argparse.Namespace) -> int:
     lengths = parse_lengths(options.lengths)
     if options.name == "gpu":
         return run_gpu(options)
+    if options.name == "eval":
+        return run_eval(options)
 
     from results.record import BenchRecord, utc_now
     from results.store import write_record
@@ -86,6 +89,48 @@ def run_gpu(options: argparse.Namespace) -> int:
         return 1
     for name, value in record.summary.items():
         print(f"{name}: {value:.6g}")
+    print(f"record: {shown(write_record(record, under_root(options.records)))}")
+    return 0
+
+
+def run_eval(options: argparse.Namespace) -> int:
+    """Measure downstream evaluation with a byte and a GPT-2 vocabulary, print the table, write the record."""
+    from results.record import BenchRecord, utc_now
+    from results.store import write_record
+    from results.tables import Column, Table
+    from tasks.bench import evaluation
+    from tasks.runner.config.schema import LoopConfig
+    from tasks.runner.device import choose_device
+    from tasks.runner.paths import shown, under_root
+    from tasks.runner.recording import environment
+    from tasks.runner.tables import make_console, print_table
+
+    loop = LoopConfig(
+        max_steps=1, global_batch=1, device=options.device, threads=options.threads, precision="float32"
+    )
+    device = choose_device(loop)
+    started, config, rows = utc_now(), {"documents": 64, "rounds": options.rounds}, []
+    for vocabulary in (256, 50257):
+        print(f"vocabulary {vocabulary}", flush=True)
+        rows += evaluation.measure(vocabulary, config["documents"], device.device, options.rounds)
+    record = BenchRecord(
+        name="eval",
+        config=config,
+        environment=environment(device, None, False),
+        rows=rows,
+        summary={f"speedup_vocabulary_{row['vocabulary']}": row["speedup"] for row in rows},
+        started_at=started,
+        finished_at=max(utc_now(), started),
+    )
+    columns = (
+        Column("adapter", "adapter"),
+        Column("vocabulary", "vocabulary"),
+        Column("documents_per_second", "documents/s", 1),
+        Column("speedup", "speed-up", 2),
+        Column("speedup_low", "95% from", 2),
+        Column("speedup_high", "to", 2),
+    )
+    print_table(make_console(), Table("eval", "Downstream evaluation", columns, tuple(record.rows)))
     print(f"record: {shown(write_record(record, under_root(options.records)))}")
     return 0
 
