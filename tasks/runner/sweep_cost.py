@@ -105,7 +105,8 @@ def estimate(rows: Sequence[Row]) -> list[str]:
         if total <= LONGEST_CPU:
             lines.append(
                 f"{len(known)} cells to run, {flops:.3g} FLOPs: about {spent(total)} on this CPU, the longest "
-                f"{spent(longest)} ({measured} by the time of the same cell, {len(known) - measured} by {origin})"
+                f"{spent(longest)} ({measured} by the time of the same cell, "
+                f"{len(known) - measured} by {origin})"
             )
         else:
             lines.append(f"{len(known)} cells to run, {flops:.3g} FLOPs: too much for a CPU")
