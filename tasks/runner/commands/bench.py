@@ -4,6 +4,7 @@
   ./xsa bench attention --what target   only the shapes the targets are stated for
   ./xsa bench step                      a whole training step of a 10 M-parameter GPT
   ./xsa bench eval                      documents a second of ./xsa eval, against one request after another
+  ./xsa bench data                      MB/s of ./xsa data prepare, against datasets.map with tiktoken
   ./xsa bench gpu                       all that needs a GPU, checks first, in at most eight minutes
   --device cuda                         the first two on a GPU, with CUDA events and allocated memory
 
@@ -13,7 +14,7 @@ Leave the machine alone meanwhile.
 
 import argparse
 
-NAMES = ("attention", "step", "eval", "gpu")
+NAMES = ("attention", "step", "eval", "data", "gpu")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lengths", default=None, help="sequence lengths of the sweep, as 512,1024 (default: by device)"
     )
+    parser.add_argument("--megabytes", type=int, default=100, help="text of a round (data; default: 100)")
     parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
     parser.add_argument(
         "--records", default="results/runs", help="directory of records (default: results/runs)"
@@ -45,6 +47,8 @@ def run(options: argparse.Namespace) -> int:
         return run_gpu(options)
     if options.name == "eval":
         return run_eval(options)
+    if options.name == "data":
+        return run_data(options)
 
     from results.record import BenchRecord, utc_now
     from results.store import write_record
@@ -89,6 +93,56 @@ def run_gpu(options: argparse.Namespace) -> int:
         return 1
     for name, value in record.summary.items():
         print(f"{name}: {value:.6g}")
+    print(f"record: {shown(write_record(record, under_root(options.records)))}")
+    return 0
+
+
+def run_data(options: argparse.Namespace) -> int:
+    """Measure the preparation of text on the embedded corpus, print the table, write the record."""
+    import os
+
+    from results.record import BenchRecord, utc_now
+    from results.store import write_record
+    from results.tables import Column, Table
+    from tasks.bench import data
+    from tasks.errors import UserError
+    from tasks.runner.config.schema import LoopConfig
+    from tasks.runner.device import choose_device
+    from tasks.runner.paths import shown, under_root
+    from tasks.runner.recording import environment
+    from tasks.runner.tables import make_console, print_table
+    from tasks.text.corpus import build_embedded_corpus
+
+    if options.megabytes < 1:
+        raise UserError(f"--megabytes: expected at least 1, got {options.megabytes}")
+    device = choose_device(
+        LoopConfig(max_steps=1, global_batch=1, device="cpu", threads=1, precision="float32")
+    )
+    started = utc_now()
+    config = {
+        "megabytes": options.megabytes,
+        "workers": options.threads or len(os.sched_getaffinity(0)),
+        "rounds": options.rounds,
+    }
+    rows = data.measure(build_embedded_corpus().train.tobytes(), **config)
+    record = BenchRecord(
+        name="data",
+        config=config,
+        environment=environment(device, None, False),
+        rows=rows,
+        summary={"speed_over_nanogpt": next(row["speed_ratio"] for row in rows if row["way"] == "suite")},
+        started_at=started,
+        finished_at=max(utc_now(), started),
+    )
+    columns = (
+        Column("way", "way"),
+        Column("megabytes_per_second", "MB/s", 1),
+        Column("speed_ratio", "speed, nanoGPT = 1", 2),
+        Column("ratio_low", "95% from", 2),
+        Column("ratio_high", "to", 2),
+    )
+    title = f"{options.megabytes} MB of text, {config['workers']} processes"
+    print_table(make_console(), Table("data", title, columns, tuple(rows)))
     print(f"record: {shown(write_record(record, under_root(options.records)))}")
     return 0
 

@@ -3,24 +3,23 @@
 The same command goes on where a killed one stopped. Everything is kept in the output directory itself.
 """
 
-import errno
 import hashlib
 import json
 import re
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tasks.errors import UserError
 from tasks.text.files import exclusive, write_whole
 from tasks.text.prepare import manifest as manifests
+from tasks.text.prepare.display import Display
+from tasks.text.prepare.errors import disk, worker_errors
 from tasks.text.prepare.parts import WORK, Counts, read_counts
-from tasks.text.prepare.plan import Piece, Reading, Scan, units
-from tasks.text.prepare.pool import Pool, WorkerError
+from tasks.text.prepare.plan import Piece, Reading, Scan, unit_bytes, units
+from tasks.text.prepare.pool import Pool
 from tasks.text.prepare.sources import Source, find_source
 from tasks.text.prepare.tokenizers import make_tokenizer
 from tasks.text.prepare.writer import PREFIXES, Merger
@@ -29,22 +28,6 @@ JOB = "job.json"
 MB = 1_000_000
 HELD_OUT = 0.0005  # of the documents (paper, section 4)
 SHARD_TOKENS = 100_000_000
-
-
-class Display(Protocol):
-    """Where a job tells how far it is: the runner's displays."""
-
-    def begin(self, name: str, total: int, done: int, unit: str) -> None:
-        """Start a counted piece of work."""
-
-    def advance(self, done: int, loss: float | None = None, rate: float | None = None) -> None:
-        """Tell how far it is, and the speed in units per second."""
-
-    def end(self) -> None:
-        """The piece of work is over."""
-
-    def note(self, line: str) -> None:
-        """Show a line that stays."""
 
 
 @dataclass(frozen=True)
@@ -139,10 +122,10 @@ class Job:
         self.work.mkdir(exist_ok=True)
         for path in [*self.work.glob(".*.tmp"), *self.directory.glob(".*.tmp")]:
             path.unlink(missing_ok=True)  # of a writer that was killed
-        unit_bytes = self._begin()
-        with worker_errors(self.directory), Pool(self._request(unit_bytes), self.settings.workers) as pool:
+        size = self._begin()
+        with worker_errors(self.directory), Pool(self._request(size), self.settings.workers) as pool:
             scans = self._scan(pool)
-            plan = units(scans, unit_bytes)
+            plan = units(scans, size)
             merger = Merger(self.directory, self.settings.shard_tokens)
             counts = self._tokenize(pool, plan, merger)
             merger.finish()
@@ -173,7 +156,8 @@ class Job:
                 self.work.mkdir()
                 raise FileNotFoundError
         except FileNotFoundError:
-            begun = {"identity": self.identity, "unit_bytes": self.settings.reading.unit_bytes}
+            size = self.settings.reading.unit_bytes or unit_bytes(self.source)
+            begun = {"identity": self.identity, "unit_bytes": size}
             write_whole(path, [json.dumps(begun).encode("utf-8")])
         if begun["identity"] != self.identity:
             raise UserError(
@@ -182,11 +166,11 @@ class Job:
             )
         return begun["unit_bytes"]
 
-    def _request(self, unit_bytes: int) -> dict[str, Any]:
+    def _request(self, size: int) -> dict[str, Any]:
         """Return what every worker is told first."""
         return {
             "source": asdict(self.source),
-            "reading": asdict(replace(self.settings.reading, unit_bytes=unit_bytes)),
+            "reading": asdict(replace(self.settings.reading, unit_bytes=size)),
             "tokenizer": self.settings.tokenizer,
             "vocabulary": self.settings.vocabulary,
             "held_out": self.settings.held_out,
@@ -257,39 +241,6 @@ class Job:
             self.display.advance(done // MB, rate=(done - before) / MB / spent)
         self.display.end()
         return total
-
-
-@contextmanager
-def disk(directory: Path) -> Iterator[None]:
-    """Turn what the system says of a directory into one line for the user."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(disk_message(error.errno, error.strerror or str(error), directory)) from error
-
-
-def disk_message(number: int | None, reason: str, directory: Path) -> str:
-    """Return the line about an error of the system; a full disk has its own."""
-    if number in {errno.ENOSPC, errno.EDQUOT}:
-        return f"{directory}: the disk is full; free some space and give the same command, which goes on"
-    return f"{directory}: {reason}; check the directory and its permissions, then give the same command again"
-
-
-@contextmanager
-def worker_errors(directory: Path) -> Iterator[None]:
-    """Turn an error of a worker into one line for the user; a fault of the program stays one."""
-    try:
-        yield
-    except WorkerError as error:
-        if error.kind == "user":
-            raise UserError(str(error)) from None
-        if error.kind == "corrupt":
-            raise UserError(
-                f"{error}; replace the file, leave it out, or count it with --skip-corrupt"
-            ) from None
-        if error.kind == "system":
-            raise UserError(disk_message(error.number, str(error), directory)) from None
-        raise RuntimeError(f"{error}\n{error.trace}".strip()) from error
 
 
 def _clear(directory: Path) -> None:

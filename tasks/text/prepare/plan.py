@@ -1,6 +1,6 @@
 """The plan of a job: the units of work, fixed before the work starts and kept for whoever resumes it.
 
-A unit is some pieces of files, about `UNIT_BYTES` of text: small enough that a kill loses seconds, large
+A unit is some pieces of files, up to some MB of text: small enough that a kill loses seconds, large
 enough that writing its parts costs nothing. A piece is a range of row groups of a Parquet file or a range of
 bytes of a text file whose ends lie where documents start.
 """
@@ -25,7 +25,8 @@ from tasks.text.prepare.documents import (
 )
 from tasks.text.prepare.sources import File, Source, open_file
 
-UNIT_BYTES = 16 << 20
+UNIT_BYTES = (1 << 20, 16 << 20)  # the smallest and the largest unit
+UNITS = 64  # of a source too small for the largest: enough to keep many processes busy to the end
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,12 @@ class Piece:
     start: int
     stop: int
     size: int  # bytes of text, roughly for Parquet: what progress counts
+
+
+def unit_bytes(source: Source) -> int:
+    """Return how much text a unit of a source should hold."""
+    smallest, largest = UNIT_BYTES
+    return max(smallest, min(largest, sum(file.size for file in source.files) // UNITS))
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class Reading:
     column: str = "text"
     documents: str = "file"  # of a plain text file: file, paragraphs or lines
     limit: int = 64 << 20  # bytes of the longest document taken
-    unit_bytes: int = UNIT_BYTES
+    unit_bytes: int | None = None  # of text; None: by the size of the source. No token depends on it
 
     def layout(self, file: File) -> str:
         """Return what parts documents in a text file: file, paragraphs or lines."""

@@ -51,7 +51,7 @@ class Pool:
     def _start(self) -> subprocess.Popen[str]:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        # A session of its own: Ctrl-C reaches this process alone, which ends the workers.
+        # A group of its own: Ctrl-C reaches this process alone, which ends the workers.
         process = subprocess.Popen(
             [sys.executable, "-m", "tasks.text.prepare.worker"],
             stdin=subprocess.PIPE,
@@ -59,7 +59,7 @@ class Pool:
             stderr=said,
             encoding="utf-8",
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
+            process_group=0,
         )
         self._processes.append(process)
         self._said.append(said)

@@ -126,12 +126,12 @@ def children_of(pid: int) -> set[int]:
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to see the worker processes")
 def test_a_killed_process_leaves_no_workers_and_another_number_of_them_ends_the_same(bench: Bench) -> None:
-    documents = [f"{i} " + "lorem ipsum " * 3000 for i in range(1500)]  # 54 MB: four units
+    documents = [f"{i} " + "lorem ipsum " * 3000 for i in range(950)]  # 34 MB: three units
     source = write_json_lines(bench.root / "a.jsonl", documents)
     alone = run(command(source, bench.root / "whole", 1))
     killed = run(command(source, bench.root / "out", 2))
     work = bench.root / "out" / ".work"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not list(work.glob("????????.json")) and killed.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
     workers = children_of(killed.pid)
@@ -140,13 +140,13 @@ def test_a_killed_process_leaves_no_workers_and_another_number_of_them_ends_the_
     assert killed.returncode == -signal.SIGKILL
     assert len(workers) == 2
     assert not (bench.root / "out" / "manifest.json").exists()
-    output, _ = alone.communicate(timeout=60)
+    output, _ = alone.communicate(timeout=300)
     assert alone.returncode == 0, output
     while not gone(workers) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert gone(workers)
     again = run(command(source, bench.root / "out", 2))
-    output, _ = again.communicate(timeout=60)
+    output, _ = again.communicate(timeout=300)
     assert again.returncode == 0, output
     assert bench.shards("out") == bench.shards("whole")
     manifest, checks = verify(bench.root / "out")
