@@ -30,6 +30,8 @@ from results.pairing import latest_runs, pair_records
 from results.published import PAPER, load_published, published_table
 from results.record import BenchRecord, Record, RunRecord
 from results.store import load_records
+from results.suites.pages import has_records, suite_page
+from results.suites.view import SuiteView
 from results.summaries import (
     bench_table,
     effects_table,
@@ -84,9 +86,15 @@ class _Writer:
         self.written += [path.relative_to(self.out_dir).as_posix() for path in paths]
 
 
-def report(records_dir: str | Path, out_dir: str | Path, paper_dir: str | Path = PAPER) -> list[Path]:
+def report(
+    records_dir: str | Path,
+    out_dir: str | Path,
+    paper_dir: str | Path = PAPER,
+    suites: Sequence[SuiteView] = (),
+) -> list[Path]:
     """Write tables, figures and ``README.md`` of all records into ``out_dir``; return the paths, sorted.
 
+    ``suites`` are those whose tables and figures are wanted; one without any record is left out.
     Files of an earlier report that no longer belong are removed. Raises ``ValueError`` when a record cannot
     be read (nothing is written then) or when a ``README.md`` written by hand stands in the way.
     """
@@ -112,13 +120,13 @@ def report(records_dir: str | Path, out_dir: str | Path, paper_dir: str | Path =
     evaluated = _evaluation_tables(records)
     for table in evaluated:
         writer.table(table)
+    pages = _suite_lines(writer, suites, records)
     if published:
         writer.table(published_table(published))
     writer.table(unfinished_table(runs))
     writer.table(unpaired_table(pair_records(records).refused))
-    writer.text(
-        "README.md", _readme(records, runs, by_task, figures, evaluated, bool(published), writer.written)
-    )
+    page = _readme(records, runs, by_task, figures, evaluated, pages, bool(published), writer.written)
+    writer.text("README.md", page)
     names = sorted({*writer.written, MANIFEST})
     for name in sorted(set(earlier) - set(names)):
         (root / name).unlink(missing_ok=True)
@@ -187,6 +195,15 @@ def _evaluation_lines(evaluated: Sequence[Table]) -> list[str]:
     return [*shown, f"Tables: {links}.", ""]
 
 
+def _suite_lines(writer: _Writer, suites: Sequence[SuiteView], records: Sequence[Record]) -> list[str]:
+    """Write every suite that has records; return their lines on the page."""
+    lines: list[str] = []
+    for view in sorted(suites, key=lambda view: view.stem):
+        if has_records(view, records):
+            lines += suite_page(view, records, writer.out_dir, writer.table, writer.drawn)
+    return ["## The paper's figures and tables", "", *lines] if lines else []
+
+
 def _draw_cells(writer: _Writer, cells: Sequence[Cell]) -> list[tuple[str, str]]:
     """Draw the curves of every cell that has any; return (label, file stem below the folder)."""
     names = _unique({cell.key: cell.label for cell in cells})
@@ -221,6 +238,7 @@ def _readme(
     by_task: dict[tuple[str, str], list[Effect]],
     figures: Sequence[tuple[str, str]],
     evaluated: Sequence[Table],
+    pages: Sequence[str],
     published: bool,
     written: Sequence[str],
 ) -> str:
@@ -246,6 +264,7 @@ def _readme(
         lines += [f"All columns: [table](tables/{stem}.md), [CSV](tables/{stem}.csv).", ""]
         if any(effect.summary is not None for effect in group):
             lines += [f"![{title}](figures/{stem}.svg)", ""]
+    lines += pages
     lines += ["## Curves", ""] if figures else []
     lines += [f"- [{label}]({stem}.svg)" for label, stem in figures] + ([""] if figures else [])
     lines += _evaluation_lines(evaluated)

@@ -27,6 +27,7 @@ COMMANDS = {
     "export": "write a trained model as safetensors, usable without the suite",
     "data": "prepare text for training (FineWeb, Parquet, JSON lines, text), or verify it",
     "sweep": "run the cells of a suite, or of KEY=A,B axes, that have no record yet",
+    "probe": "measure how far a trained model's attention points along the own values",
     "plan": "memory, speed and days of a run on given GPUs",
     "bench": "measure speed and memory side by side: attention, step",
 }

@@ -104,8 +104,8 @@ def estimate(rows: Sequence[Row]) -> list[str]:
         flops = sum(cost.flops or 0 for cost in known)
         if total <= LONGEST_CPU:
             lines.append(
-                f"{len(known)} cells to run, {flops:.3g} FLOPs: about {spent(total)} on this CPU, the longest "
-                f"{spent(longest)} ({measured} by the time of the same cell, "
+                f"{len(known)} cells to run, {flops:.3g} FLOPs: about {spent(total)} on this CPU, "
+                f"the longest {spent(longest)} ({measured} by the time of the same cell, "
                 f"{len(known) - measured} by {origin})"
             )
         else:

@@ -10,13 +10,15 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from filelock import FileLock, Timeout
 
+from results.eval_record import EvalRecord
 from results.record import BenchRecord, RunRecord
 from results.store import load_records, read_record
 from tasks.errors import UserError
@@ -29,6 +31,7 @@ SWEEP_LOCK = ".sweep.lock"  # held by the sweep, from its look at the records to
 LOG = "sweep.log"
 TAIL_BYTES = 4096  # of a metrics file, many points
 EVALUATION = "paper8"
+NONE: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,8 @@ def run_record(config: RunConfig) -> RunRecord | None:
     return record if same else None
 
 
-def work_of_cell(cell: Cell, then: Sequence[str] = ()) -> Work:
-    """Return the work of one run and what follows it."""
+def work_of_cell(cell: Cell, then: Sequence[str] = (), more: Mapping[str, Sequence[str]] = NONE) -> Work:
+    """Return the work of one run and what follows it; `more` are options of what follows, by its name."""
     config = cell.config
     directory = under_root(config.output.runs) / config.run_id()
 
@@ -86,7 +89,7 @@ def work_of_cell(cell: Cell, then: Sequence[str] = ()) -> Work:
         return record is not None and record.status == "completed"
 
     jobs = [Job("run", (*cell.arguments, "output.progress=none"), trained)]
-    jobs += [FOLLOW_UPS[name](config, directory) for name in then]
+    jobs += [FOLLOW_UPS[name](config, directory, more.get(name, ())) for name in then]
     return Work(cell.label, tuple(jobs), directory, config, cell)
 
 
@@ -119,14 +122,14 @@ def known_records(directory: str) -> list[Any]:
         raise UserError(str(error)) from error
 
 
-def probe_job(config: RunConfig, directory: Path) -> Job:
+def probe_job(config: RunConfig, directory: Path, more: Sequence[str] = ()) -> Job:
     """Return the job that keeps the statistics of Figure 1 of the trained model."""
     records = str(under_root(config.output.records))
 
     def done() -> bool:
         return (Path(records) / f"{probe_run_id(config)}.json").exists()
 
-    return Job("probe", ("probe", str(directory), "--records", records), done)
+    return Job("probe", ("probe", str(directory), "--records", records, *more), done)
 
 
 def probe_run_id(config: RunConfig) -> str:
@@ -134,30 +137,21 @@ def probe_run_id(config: RunConfig) -> str:
     return f"probe-{config.run_id()}"
 
 
-def eval_job(config: RunConfig, directory: Path) -> Job:
-    """Return the job that evaluates the trained model downstream (`./xsa eval`)."""
+def eval_job(config: RunConfig, directory: Path, more: Sequence[str] = ()) -> Job:
+    """Return the job that evaluates the trained model downstream; `more` are options of ./xsa eval."""
     records = str(under_root(config.output.records))
 
     def done() -> bool:
         return any(
-            getattr(record, "kind", "") == "eval" and config.config_hash() in evaluated(record)
+            isinstance(record, EvalRecord) and record.checkpoint.config_hash == config.config_hash()
             for record in known_records(records)
         )
 
-    words = ("eval", str(directory), "--tasks", EVALUATION, "--records", records)
+    words = ("eval", str(directory), "--tasks", EVALUATION, "--records", records, *more)
     return Job("eval", words, done)
 
 
-def evaluated(record: Any) -> set[str]:
-    """Return the config hashes an evaluation record names, wherever its kind keeps them."""
-    data = record.model_dump()
-    places = [data, data.get("checkpoint") or {}, data.get("config") or {}, data.get("extra") or {}]
-    return {
-        str(place["config_hash"]) for place in places if isinstance(place, dict) and "config_hash" in place
-    }
-
-
-FOLLOW_UPS: dict[str, Callable[[RunConfig, Path], Job]] = {"probe": probe_job, "eval": eval_job}
+FOLLOW_UPS: dict[str, Callable[..., Job]] = {"probe": probe_job, "eval": eval_job}
 
 
 def is_held(path: Path) -> bool:

@@ -30,12 +30,20 @@ def run(options: argparse.Namespace) -> int:
     if options.check:
         return check(records, out)
     try:
-        paths = report(records, out)
+        paths = report(records, out, suites=suites_of(records))
     except ValueError as error:
         raise UserError(str(error)) from error
     for path in paths:
         print(shown(path))
     return 0
+
+
+def suites_of(records):
+    """Return the suites that have records there; ValueError where a record cannot be read."""
+    from results.store import load_records
+    from tasks.runner.suite_views import views_of
+
+    return views_of(load_records(records), str(records))
 
 
 def check(records, out) -> int:
@@ -50,7 +58,8 @@ def check(records, out) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         fresh = Path(temporary)
         try:
-            wanted = {path.relative_to(fresh): path.read_bytes() for path in report(records, fresh)}
+            paths = report(records, fresh, suites=suites_of(records))
+            wanted = {path.relative_to(fresh): path.read_bytes() for path in paths}
         except ValueError as error:
             raise UserError(str(error)) from error
     stale = [name for name, content in wanted.items() if not same(out / name, content)]

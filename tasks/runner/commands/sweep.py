@@ -24,6 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only say whether the learning rate is the baseline's best, inside the searched range",
     )
     parser.add_argument("--retry-failed", action="store_true", help="run cells again that failed")
+    parser.add_argument("--data-dir", default=None, help="of suites that evaluate: see ./xsa eval --help")
+    parser.add_argument("--limit", type=int, default=None, help="of suites that evaluate: documents a task")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time (only 1 as yet)")
 
 
@@ -92,8 +94,14 @@ def gather(options: argparse.Namespace):
         runs = places.get("output.runs", ["runs"])[0]
         return [work_of_command(command, records, runs) for command in grid.commands], lambda: None
     cells = suites.expand(grid, overrides)
-    works = [work_of_cell(cell, suite.then) for cell in cells]
+    more = {"eval": [*pair("--data-dir", options.data_dir), *pair("--limit", options.limit)]}
+    works = [work_of_cell(cell, suite.then, more) for cell in cells]
     return works, lambda: check_rate(name, suite, options.scale, cells)
+
+
+def pair(name: str, value) -> list[str]:
+    """Return an option and its value as words, none where it was not given."""
+    return [] if value is None else [name, str(value)]
 
 
 def dry_run(works, retry_failed: bool, check) -> int:

@@ -1,0 +1,1 @@
+"""Tables and figures of suites: what was to be run against the records there are."""
