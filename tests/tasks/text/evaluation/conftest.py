@@ -1,10 +1,13 @@
 """Small decoders and a brute-force oracle: one request at a time, without cache, in float64."""
 
+import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from evaluation_documents import write_documents
 
 from tasks.text.tokenizer import ByteTokenizer
 from tasks.text.trained import Trained
@@ -70,3 +73,24 @@ def continue_explicitly() -> Callable[..., list[int]]:
 def byte_model() -> Trained:
     """A decoder over bytes with a window of 64, in float64."""
     return Trained(small_gpt(256, max_seq_len=64), ByteTokenizer())
+
+
+@pytest.fixture(scope="session")
+def made_up_documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for --data-dir with six made-up documents of each of the eight tasks."""
+    return write_documents(tmp_path_factory.mktemp("documents"))
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Whoever asks the network here fails, and nothing lands in the user's cache."""
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("a test asked the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    # Of the cache only the documents' part: a compiled kernel is not to be built anew.
+    monkeypatch.setattr(
+        "tasks.text.evaluation.tasks.cache_root", lambda: tmp_path_factory.getbasetemp() / "cache"
+    )
