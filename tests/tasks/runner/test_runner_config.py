@@ -48,7 +48,7 @@ MISTAKES = {
     "optimizer.lr=nan": ["optimizer.lr: expected a finite number, got nan"],
     "optimizer.weight_decay=inf": ["optimizer.weight_decay: expected a finite number, got inf"],
     "loop.precision=fp8": ["loop.precision: expected 'auto', 'float32', 'bfloat16' or 'float64', got 'fp8'"],
-    "data.source=net": ["data.source: expected 'embedded' or 'file', got 'net'"],
+    "data.source=net": ["data.source: expected 'embedded', 'file' or 'shards', got 'net'"],
     "loop.warmup_steps=100": ["loop.warmup_steps: 100 is more than loop.max_steps 20"],
     "data.source=file": ["data.path: no value", "data.path=FILE"],
     "data.path=x.txt": ["data.path: given, but data.source is embedded", "data.source=file"],
