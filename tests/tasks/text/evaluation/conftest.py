@@ -1,7 +1,7 @@
 """Small decoders and a brute-force oracle: one request at a time, without cache, in float64."""
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +81,17 @@ def made_up_documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_documents(tmp_path_factory.mktemp("documents"))
 
 
-@pytest.fixture(autouse=True)
-def _no_network(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def _no_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Whoever asks the network here fails, and nothing lands in the user's cache."""
 
     def refuse(*arguments: Any, **options: Any) -> None:
         raise AssertionError("a test asked the network")
 
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    # Of the cache only the documents' part: a compiled kernel is not to be built anew.
-    monkeypatch.setattr(
-        "tasks.text.evaluation.tasks.cache_root", lambda: tmp_path_factory.getbasetemp() / "cache"
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", refuse)
+        patch.setattr(socket, "getaddrinfo", refuse)
+        # Of the cache only the documents' part: a compiled kernel is not to be built anew.
+        folder = tmp_path_factory.getbasetemp() / "cache"
+        patch.setattr("tasks.text.evaluation.tasks.cache_root", lambda: folder)
+        yield
