@@ -75,8 +75,6 @@ def tokenizer_for(vocab_size: int, name: str | None = None) -> Any:
     Raises:
         UserError: none has so many, or the named one has more than the model.
     """
-    from tasks.text.prepare.tokenizers import make_tokenizer
-
     if name is None and vocab_size not in (256, 257) and vocab_size < 50257:
         raise UserError(
             f"a vocabulary of {vocab_size} is none of a known tokenizer's (256 or 257 bytes, 50257 or more "
@@ -85,6 +83,8 @@ def tokenizer_for(vocab_size: int, name: str | None = None) -> Any:
     name = name or ("bytes" if vocab_size < 50257 else "gpt2")
     if name == "bytes" and vocab_size == 256:
         return ByteTokenizer()
+    from tasks.text.prepare.tokenizers import make_tokenizer
+
     tokenizer = make_tokenizer(name)
     if tokenizer.vocab_size > vocab_size:
         raise UserError(
