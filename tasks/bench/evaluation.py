@@ -46,10 +46,10 @@ class Work:
 
 def make_requests(documents: int, vocab_size: int, scale: float, seed: int = 0) -> list[Request]:
     """Return the requests of `documents` documents, evenly from all shapes, lengths divided by `scale`."""
-    draw = random.Random(seed)
+    draw, lengths = random.Random(seed), random.Random(seed)
 
     def tokens(mean: float) -> list[int]:
-        length = max(1, round(draw.gauss(mean, 0.3 * mean) / scale))
+        length = max(1, round(lengths.gauss(mean, 0.3 * mean) / scale))
         return [draw.randrange(vocab_size) for _ in range(length)]
 
     requests = []

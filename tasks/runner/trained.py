@@ -37,4 +37,4 @@ def load_trained(where: str, tokenizer: str | None = None) -> Trained:
         "cell_hash": config.cell_hash(),
         "data_fingerprint": loaded.content["data_fingerprint"],
     }
-    return from_weights(config, loaded.content["model"], history, tokenizer)
+    return from_weights(config, loaded.content["model"], history, tokenizer or config.data.tokenizer)
