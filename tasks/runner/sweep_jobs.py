@@ -88,7 +88,7 @@ def work_of_cell(cell: Cell, then: Sequence[str] = (), more: Mapping[str, Sequen
         record = run_record(config)
         return record is not None and record.status == "completed"
 
-    jobs = [Job("run", (*cell.arguments, "output.progress=none"), trained)]
+    jobs = [Job("run", (*cell.arguments, "output.progress=plain"), trained)]
     jobs += [FOLLOW_UPS[name](config, directory, more.get(name, ())) for name in then]
     return Work(cell.label, tuple(jobs), directory, config, cell)
 
