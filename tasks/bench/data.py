@@ -89,13 +89,12 @@ class NanoGPT:
         self.map_seconds.append(time.perf_counter() - started)
         length = int(np.sum(tokens["len"], dtype=np.uint64))
         file = np.memmap(self.out, dtype=np.uint16, mode="w+", shape=(length,))
-        place = 0
-        for index in range(BATCHES):
-            batch = tokens.shard(num_shards=BATCHES, index=index, contiguous=True).with_format("numpy")
-            if len(batch):
-                ids = np.concatenate(batch["ids"])
-                file[place : place + len(ids)] = ids
-                place += len(ids)
+        place, batches = 0, min(BATCHES, len(tokens))
+        for index in range(batches):
+            batch = tokens.shard(num_shards=batches, index=index, contiguous=True).with_format("numpy")
+            ids = np.concatenate(batch["ids"])
+            file[place : place + len(ids)] = ids
+            place += len(ids)
         file.flush()
         for path in self.cache.iterdir():
             path.unlink()
