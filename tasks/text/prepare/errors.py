@@ -39,4 +39,8 @@ def worker_errors(directory: Path) -> Iterator[None]:
             ) from None
         if error.kind == "system":
             raise UserError(disk_message(error.number, str(error), directory)) from None
+        if error.kind == "died":
+            raise UserError(
+                f"{error}; give the same command again, with fewer --workers if memory is short"
+            ) from None
         raise RuntimeError(f"{error}\n{error.trace}".strip()) from error

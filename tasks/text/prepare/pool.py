@@ -109,7 +109,7 @@ class Pool:
         except (BrokenPipeError, ValueError):
             line = ""
         if not line:
-            raise WorkerError({"kind": "fault", "message": self._last_words(place)})
+            raise WorkerError({"kind": "died", "message": self._last_words(place)})
         result = json.loads(line)
         if "error" in result:
             raise WorkerError(result["error"])

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from prepare_bench import Bench, make_documents, texts_of, write_json_lines
 
+from tasks.text.prepare import job
 from tasks.text.prepare.verify import verify
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -85,6 +86,27 @@ def test_killed_again_and_again_a_job_still_ends_and_ends_the_same(bench: Bench,
     else:
         pytest.fail("a hundred starts did not finish the job")
     assert bench.shards("out") == bench.shards("whole")
+
+
+def test_a_worker_that_is_killed_is_told_and_the_job_goes_on(bench: Bench) -> None:
+    source = write_json_lines(bench.root / "a.jsonl", make_documents(200))
+
+    class Deadly(job.Pool):
+        def answers(self, requests, count):
+            for number, result in enumerate(super().answers(requests, count)):
+                if number == 2:
+                    self._processes[0].kill()
+                yield result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job, "Pool", Deadly)
+        with pytest.raises(
+            ValueError, match=r"a worker process died \(status -9\).*fewer --workers"
+        ) as caught:
+            bench.prepare("out", source)
+    assert "\n" not in str(caught.value)
+    manifest = bench.prepare("out", source)
+    assert sum(facts["documents"] for facts in manifest["splits"].values()) == 200
 
 
 def command(source: Path, out: Path, workers: int) -> list[str]:
