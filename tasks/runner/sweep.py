@@ -140,19 +140,19 @@ class Sweep:
             lock.release()
 
     def _run_jobs(self, row: Row) -> bool:
-        row.state = State.RUNNING
+        row.state, began = State.RUNNING, time.monotonic()
         for job in row.work.jobs:
             if job.done():
                 continue
-            self._run_job(row, job)
+            self._run_job(row, job, began)
             if row.state is not State.RUNNING:
                 return row.state is not State.ELSEWHERE
         row.state, row.detail = State.DONE, ""
         return True
 
-    def _run_job(self, row: Row, job: Job) -> None:
+    def _run_job(self, row: Row, job: Job, began: float) -> None:
         """Run one job to its end and let the row say how it ended; RUNNING means: go on."""
-        work, began = row.work, time.monotonic()
+        work = row.work
         before = work.record()
         log = work.directory / sweep_jobs.LOG
         position = log.stat().st_size if log.exists() else 0
