@@ -81,6 +81,7 @@ def scan(source: Source, number: int, reading: Reading) -> Scan:
 
     Raises UserError for a file without the column, OSError, and the hub's errors.
     """
+    assert reading.unit_bytes is not None, "the job sets the size of a unit"
     file = source.files[number]
     pieces: list[Piece] = []
     try:

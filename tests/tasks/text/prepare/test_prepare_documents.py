@@ -29,7 +29,7 @@ BYTES = st.lists(
 
 def read(path: Path, **reading) -> tuple[list[Document], Scan]:
     """Return the documents of all pieces, each piece read by a reader of its own, last piece first."""
-    source, how = local_source([str(path)]), Reading(**reading)
+    source, how = local_source([str(path)]), Reading(**{"unit_bytes": 1 << 20, **reading})
     found = scan(source, 0, how)
     result: list[Document] = []
     for piece in reversed(found.pieces):
