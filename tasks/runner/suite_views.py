@@ -22,7 +22,7 @@ def views_of(records: Sequence[Record], directory: str) -> list[SuiteView]:
         suite = suites.load_suite(name)
         for scale, grid in suite.scales.items():
             if not grid.commands and experiments_of(grid) & known:
-                cells = suites.expand(grid, [f"output.records={directory}"])
+                cells = suites.recorded_in(suites.expand(grid), directory)
                 if any(cell.config.config_hash() in hashes for cell in cells):
                     found.append(view_of(name, suite, scale, grid, cells))
     return found

@@ -35,9 +35,9 @@ def check_rate(name: str, suite: Suite, scale: str, cells: Sequence[Cell]) -> Ra
         return None
     search = cells
     if suite.tuned_by is not None:
-        place = [f"output.records={cells[0].config.output.records}"]
         definition = suites.load_suite(source)
-        search = suites.expand(suites.scale_of(definition, source, scale), place)
+        found = suites.expand(suites.scale_of(definition, source, scale))
+        search = suites.recorded_in(found, cells[0].config.output.records)
     baseline = [cell.config for cell in search if cell.config.attention.variant == PAIRED_BASELINE]
     rates = sorted({config.optimizer.lr for config in baseline})
     runs = {rate: [run_record(c) for c in baseline if c.optimizer.lr == rate] for rate in rates}
