@@ -3,8 +3,10 @@
 The same command goes on where a killed one stopped. Everything is kept in the output directory itself.
 """
 
+import errno
 import hashlib
 import json
+import os
 import re
 import shutil
 import time
@@ -78,8 +80,8 @@ def prepare(settings: Settings, directory: Path, display: Display, *, fresh: boo
     source = find_source(settings.sources, settings.revision)
     with disk(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        write_whole(directory / ".writable", [])
-        (directory / ".writable").unlink()
+        if not os.access(directory, os.W_OK):
+            raise PermissionError(errno.EACCES, "cannot be written to")
     waiting = f"waiting for another process that prepares {directory}"
     with exclusive(directory / ".lock", lambda: display.note(waiting)), disk(directory):
         if fresh:

@@ -3,6 +3,8 @@ import gzip
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -359,3 +361,25 @@ def test_real_texts_by_paragraph_come_back(bench: Bench) -> None:
             paragraphs.append([])
     assert found == Counter("\n".join(lines) for lines in paragraphs if lines)
     assert sum(texts_of(shards, "val").count(text) for text in set(texts_of(shards, "val"))) > 20
+
+
+def test_a_place_that_cannot_be_written_is_an_error_of_one_line(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_json_lines(bench.root / "a.jsonl", make_documents(5))
+    with pytest.raises(ValueError, match=r"a\.jsonl: File exists; check the directory"):
+        prepare(bench.settings(source), source, Silent())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: False)  # as for anyone but root
+        with pytest.raises(ValueError, match="out: cannot be written to; check the directory"):
+            bench.prepare("out", source)
+
+
+def test_nothing_of_the_preparation_imports_torch() -> None:
+    """Each worker starts in a moment and holds little."""
+    root = Path(__file__).resolve().parents[4]
+    code = "import sys, tasks.text.prepare.job, tasks.text.prepare.worker; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=100, check=True
+    )
+    assert done.stdout.strip() == "False"
