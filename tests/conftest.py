@@ -6,7 +6,7 @@ import os
 # other on a busy core cost many times what they save.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import torch  # noqa: E402  (reads the variable when it is imported)
+import torch
 
 # Triton's interpreter runs the CUDA kernels on the CPU; it is chosen when triton is first imported.
 if not torch.cuda.is_available():

@@ -5,6 +5,7 @@ anything is installed.
 """
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -50,7 +51,7 @@ def overview() -> str:
             "usage: ./xsa COMMAND [OPTIONS]",
             "",
             "Exclusive Self Attention (XSA): train, compare and report. The first command that needs",
-            "packages installs them into .venv (about 7.5 GB); this text needs none.",
+            "packages installs them into .venv (about 8 GB); this text needs none.",
             "",
             *lines,
             "",
@@ -119,10 +120,29 @@ def dispatch(arguments: list[str]) -> int:
     return command.run(options) or 0
 
 
+def missing_package(package: str) -> str:
+    """Return what to do about a package that the interpreter lacks."""
+    if os.environ.get("XSA_PYTHON"):
+        return (
+            f"{sys.executable} has no package '{package}'; install requirements.lock into it, "
+            "or unset XSA_PYTHON and let ./xsa make its own environment"
+        )
+    return f"{sys.executable} has no package '{package}'; remove {sys.prefix}, then ./xsa makes it anew"
+
+
+def silence_output() -> None:
+    """Let nothing more be written where nothing can be: the interpreter would complain at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(arguments: list[str]) -> int:
     """Run a command; a user's mistake becomes one line on standard error and status 2."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without some letters shows the others
     try:
-        return dispatch(arguments)
+        status = dispatch(arguments)
+        sys.stdout.flush()
+        return status
     except UserError as error:
         print(f"xsa: error: {error}", file=sys.stderr)
         return 2
@@ -130,16 +150,21 @@ def main(arguments: list[str]) -> int:
         package = (error.name or "").partition(".")[0]
         if package in {"", "tasks", "xsa_core", "results", "optimizers"}:
             raise
-        print(
-            f"xsa: error: {sys.executable} has no package '{package}'; install requirements.lock into it, "
-            "or unset XSA_PYTHON and let ./xsa make its own environment",
-            file=sys.stderr,
-        )
+        print(f"xsa: error: {missing_package(package)}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # `./xsa ... | head`: the reader has what it wanted.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence_output()
         return 141
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(
+            f"xsa: error: {error.filename or 'output'}: no space left; make room, then run again",
+            file=sys.stderr,
+        )
+        silence_output()
+        return 2
     except KeyboardInterrupt:
         print("xsa: stopped", file=sys.stderr)
         return 130

@@ -1,6 +1,8 @@
 """The CPU kernel, made ready while the data is: compiled once per machine, it takes some fifteen seconds."""
 
+import os
 import threading
+import warnings
 
 import torch
 
@@ -15,6 +17,8 @@ class KernelBuild:
         if device.type == "cpu":
             from xsa_core.attention import cpu_kernel
 
+            # The library warns when it does without its kernel; here the display says it, in its own line.
+            warnings.filterwarnings("ignore", message="xsa_core runs without its CPU kernel")
             self.thread = threading.Thread(target=cpu_kernel.ready, name="cpu-kernel", daemon=True)
             self.thread.start()
 
@@ -26,3 +30,7 @@ class KernelBuild:
         if self.thread.is_alive():
             display.note("compiling the CPU kernel (once on this machine)")
             self.thread.join()
+        from xsa_core.attention import cpu_kernel
+
+        if not cpu_kernel.ready() and os.environ.get("XSA_CPU_KERNEL") != "0":
+            display.note("training without the CPU kernel, exact but slower; ./xsa info says why")

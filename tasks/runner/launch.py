@@ -20,7 +20,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements.lock"
 STAMP = "xsa-environment"
+MINE = "xsa-environment-begun"  # written first: a directory without it is not ours to replace
 DISK_NEEDED = 8.5e9  # bytes; torch with its CUDA libraries is most of it
+# What a user may have set for pip that a virtual environment cannot take.
+PIP_SETTINGS = {"PIP_USER": "0", "PIP_TARGET": "", "PIP_PREFIX": "", "PIP_REQUIRE_VIRTUALENV": "0"}
 
 
 def say(line: str) -> None:
@@ -57,8 +60,14 @@ def wanted_stamp() -> str:
 @contextlib.contextmanager
 def only_one(venv: Path) -> Iterator[None]:
     """Hold the installation lock, so that two first runs at once build one environment."""
-    venv.parent.mkdir(parents=True, exist_ok=True)
-    with (venv.parent / f"{venv.name}.lock").open("w") as handle:
+    try:
+        venv.parent.mkdir(parents=True, exist_ok=True)
+        handle = (venv.parent / f"{venv.name}.lock").open("w")
+    except OSError as error:
+        fail(f"{venv} cannot be made ({error.strerror}); name another place in XSA_VENV")
+    with handle:
+        # Installers inherit the lock: should this process be killed, no other starts beside them.
+        os.set_inheritable(handle.fileno(), True)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -84,7 +93,7 @@ def make_environment(venv: Path, stamp: str) -> None:
         if not venv.exists()
         else "requirements.lock or Python changed, or an install was cut short"
     )
-    shutil.rmtree(venv, ignore_errors=True)
+    clear(venv)
     free = shutil.disk_usage(venv.parent).free
     if free < DISK_NEEDED:
         say(
@@ -99,7 +108,7 @@ def make_environment(venv: Path, stamp: str) -> None:
     start = time.monotonic()
     if uv:
         run(
-            [uv, "venv", "--quiet", "--python", sys.executable, str(venv)],
+            [uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(venv)],
             "uv could not make a virtual environment",
         )
     else:
@@ -114,6 +123,22 @@ def make_environment(venv: Path, stamp: str) -> None:
     say(f"environment ready after {time.monotonic() - start:.0f} s")
 
 
+def clear(venv: Path) -> None:
+    """Remove an environment of ours, whole or half-made, and begin a new one; never anything else."""
+    if venv.exists() and not venv.is_dir():
+        fail(f"{venv} is a file, expected a directory for the environment; name another in XSA_VENV")
+    ours = any((venv / name).exists() for name in (STAMP, MINE))
+    if venv.is_dir() and not ours and any(venv.iterdir()):
+        fail(f"{venv} is not an environment of this suite and is left alone; name another in XSA_VENV")
+    try:
+        if venv.exists():
+            shutil.rmtree(venv)
+        venv.mkdir()
+        (venv / MINE).touch()
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}; the environment cannot be made there, set XSA_VENV")
+
+
 def write_stamp(venv: Path, stamp: str) -> None:
     """Write the stamp whole: under a temporary name, then renamed."""
     temporary = venv / f"{STAMP}.tmp"
@@ -123,8 +148,18 @@ def write_stamp(venv: Path, stamp: str) -> None:
 
 def run(command: list[str], on_failure: str) -> None:
     """Run one installation command; on failure exit with the given line."""
-    if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
+    if call(command):
         fail(on_failure)
+
+
+def call(command: list[str], environment: dict[str, str] | None = None) -> int:
+    """Run an installation command on standard error, holding the lock with us; return its status."""
+    environment = {**(environment or os.environ), **PIP_SETTINGS}
+    for name in [name for name, value in PIP_SETTINGS.items() if not value]:
+        environment.pop(name)
+    return subprocess.run(
+        command, stdout=sys.stderr, env=environment, close_fds=False, check=False
+    ).returncode
 
 
 def bootstrap_uv(venv: Path) -> str | None:
@@ -136,10 +171,8 @@ def bootstrap_uv(venv: Path) -> str | None:
         file.write(stanza)
         file.flush()
         pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        done = subprocess.run(
-            [*pip, "--no-deps", "--require-hashes", "-r", file.name], stdout=sys.stderr, check=False
-        )
-    return str(venv / "bin" / "uv") if done.returncode == 0 else None
+        status = call([*pip, "--no-deps", "--require-hashes", "-r", file.name])
+    return str(venv / "bin" / "uv") if status == 0 else None
 
 
 def lock_stanza(package: str) -> str | None:
@@ -161,8 +194,12 @@ def install_with_uv(uv: str, venv: Path) -> bool:
     for ours, theirs in (("PIP_INDEX_URL", "UV_DEFAULT_INDEX"), ("PIP_EXTRA_INDEX_URL", "UV_INDEX")):
         if os.environ.get(ours) and not os.environ.get(theirs):
             environment[theirs] = os.environ[ours]
-    command = [uv, "pip", "install", "--quiet", "--no-deps", "--require-hashes", "-r", str(LOCK)]
-    if subprocess.run(command, stdout=sys.stderr, env=environment, check=False).returncode == 0:
+    # On a terminal uv shows how far the download is; elsewhere it would fill the log.
+    quiet = [] if sys.stderr.isatty() else ["--quiet"]
+    if (
+        call([uv, "pip", "install", *quiet, "--no-deps", "--require-hashes", "-r", str(LOCK)], environment)
+        == 0
+    ):
         return True
     say("uv could not install the lock; trying pip, which takes minutes longer")
     return False
@@ -199,7 +236,7 @@ def main(arguments: list[str]) -> None:
     if wants_no_environment(arguments):
         sys.exit(cli.main(arguments))
     try:
-        cli.parse(arguments)  # a misspelt command or option must not install 7.5 GB first
+        cli.parse(arguments)  # a misspelt command or option must not install 8 GB first
     except UserError as error:
         fail(str(error))
     venv, stamp = environment_directory(), wanted_stamp()
@@ -210,11 +247,13 @@ def main(arguments: list[str]) -> None:
     python = str(venv / "bin" / "python")
     os.environ["VIRTUAL_ENV"] = str(venv)
     os.environ["PATH"] = f"{venv / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
-    os.execv(python, [python, "-m", "tasks", *arguments])
+    # -P: the working directory is not searched for packages; a `tasks` or `torch.py` there is the user's.
+    os.execv(python, [python, "-P", "-m", "tasks", *arguments])
 
 
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except KeyboardInterrupt:
-        fail("stopped; run the same command again to go on")
+        say("stopped; run the same command again to go on")
+        sys.exit(130)

@@ -1,5 +1,6 @@
 """One run from its config to its record: open, resume, train, evaluate, save, record."""
 
+import errno
 import signal
 import sys
 import tempfile
@@ -27,6 +28,9 @@ from tasks.runner.registry import load_task
 from tasks.runner.signals import stop_on_signal
 from tasks.runner.trace import Trace
 
+# In a run's directory while a run begun with --fresh is not complete: an older record does not count then.
+BEGUN_ANEW = ".begun-anew"
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -41,11 +45,33 @@ class Outcome:
 def finished_record(config: RunConfig) -> Path | None:
     """Return the record of this very run if it has completed, else None."""
     path = under_root(config.output.records) / f"{config.run_id()}.json"
-    if not path.exists():
+    begun_anew = under_root(config.output.runs) / config.run_id() / BEGUN_ANEW
+    if not path.exists() or begun_anew.exists():
         return None
-    record = read_record(path)
+    try:
+        record = read_record(path)
+    except ValueError as error:
+        raise UserError(f"{error}, or add --fresh to run it again") from None
     same = isinstance(record, RunRecord) and record.config_hash == config.config_hash()
     return path if same and record.status == "completed" else None
+
+
+def finished_run(config: RunConfig, display: Display) -> Path | None:
+    """Return the record of this very run on this very data if it has completed, else None.
+
+    Raises:
+        UserError: it has completed on other data: a file that has changed since, or another of that name.
+    """
+    path = finished_record(config)
+    if path is None:
+        return None
+    found, now = read_record(path).data.fingerprint, open_task(config, display).fingerprint
+    if found != now:
+        raise UserError(
+            f"{path} is of the same config on other data ({found[:12]}, now {now[:12]}); "
+            "--fresh replaces it, another seed or output.records keeps both"
+        )
+    return path
 
 
 def train(config: RunConfig, display: Display, *, fresh: bool = False) -> Outcome:
@@ -130,8 +156,9 @@ def told(error: Exception) -> Exception:
         return UserError(
             "out of memory; take a smaller loop.micro_batch (the result stays the same) or model"
         )
-    if isinstance(error, OSError) and error.filename:
-        return UserError(f"{error.filename}: {error.strerror}; free the disk or the path, then run again")
+    if isinstance(error, OSError) and (error.filename or error.errno == errno.ENOSPC):
+        place = f"{error.filename}: " if error.filename else ""
+        return UserError(f"{place}{error.strerror}; free the disk or the path, then run the same command")
     return error
 
 
@@ -140,7 +167,16 @@ def finish(record: RunRecord, directory: Path, config: RunConfig, ranks: Ranks) 
     records = under_root(config.output.records)
     if not ranks.is_first:
         return records / record.file_name
-    return recording.keep(record, directory, records)
+    try:
+        path = recording.keep(record, directory, records)
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or records}: the record cannot be written ({error.strerror}); make room, then "
+            "run the same command: it goes on from the last checkpoint"
+        ) from error
+    if record.status == "completed":
+        (directory / BEGUN_ANEW).unlink(missing_ok=True)
+    return path
 
 
 def open_task(config: RunConfig, display: Display) -> Task:
@@ -168,6 +204,7 @@ def prepare(
     if not fresh:
         found = checkpoint.load_latest(directory / "checkpoints", config.config_hash(), display.note)
     elif ranks.is_first:
+        (directory / BEGUN_ANEW).touch()
         for path in checkpoint.steps(directory / "checkpoints"):
             path.with_suffix(".json").unlink()
             path.unlink(missing_ok=True)

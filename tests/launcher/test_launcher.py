@@ -179,7 +179,7 @@ def test_first_run_makes_the_environment_and_the_second_uses_it(tree: Tree) -> N
     assert first.returncode == 0, first.stderr
     venv = tree.root / ".venv"
     assert first.stdout.splitlines() == [
-        "ran -m tasks config text/tiny",
+        "ran -P -m tasks config text/tiny",
         f"PYTHONPATH {tree.root}",
         f"VIRTUAL_ENV {venv}",
     ]
@@ -228,6 +228,48 @@ def test_xsa_venv_puts_the_environment_elsewhere(tree: Tree, tmp_path: Path) -> 
     assert not (tree.root / ".venv").exists()
 
 
+@pytest.mark.parametrize("place", ["thesis", "venv"])
+def test_a_directory_that_is_not_an_environment_of_ours_is_left_alone(
+    tree: Tree, tmp_path: Path, place: str
+) -> None:
+    tree.with_uv()
+    mine = tmp_path / place
+    mine.mkdir()
+    (mine / "chapter.txt").write_text("years of work")
+    done = tree.run("config", XSA_VENV=str(mine))
+    assert done.returncode == 2
+    assert "is not an environment of this suite and is left alone" in done.stderr
+    assert (mine / "chapter.txt").read_text() == "years of work"
+
+
+def test_an_empty_directory_or_a_half_made_environment_is_taken(tree: Tree, tmp_path: Path) -> None:
+    tree.with_uv()
+    (tmp_path / "empty").mkdir()
+    assert tree.run("config", XSA_VENV=str(tmp_path / "empty")).returncode == 0
+    half = tmp_path / "half"
+    assert tree.run("config", XSA_VENV=str(half), XSA_TEST_PIP="1").returncode == 2
+    assert tree.run("config", XSA_VENV=str(half)).returncode == 0
+
+
+def test_a_file_in_the_place_of_the_environment_is_named(tree: Tree, tmp_path: Path) -> None:
+    tree.with_uv()
+    (tmp_path / "file").write_text("text")
+    done = tree.run("config", XSA_VENV=str(tmp_path / "file"))
+    assert done.returncode == 2
+    assert "is a file, expected a directory" in done.stderr.splitlines()[-1]
+    assert (tmp_path / "file").read_text() == "text"
+
+
+def test_what_lies_in_the_working_directory_is_not_run(tree: Tree, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    (here / "tasks").mkdir(parents=True)
+    for name in ("tasks/__init__", "tasks/__main__", "yaml", "torch", "argparse"):
+        (here / f"{name}.py").write_text("raise SystemExit('the wrong file was run')")
+    done = tree.run("config", "text/tiny", cwd=here, XSA_PYTHON=sys.executable)
+    assert "wrong file" not in done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr
+
+
 def test_two_first_runs_at_once_make_one_environment(tree: Tree) -> None:
     tree.with_uv()
     both = [
@@ -242,7 +284,7 @@ def test_two_first_runs_at_once_make_one_environment(tree: Tree) -> None:
     ]
     answers = [process.communicate(timeout=60) for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    assert all(out.startswith("ran -m tasks config") for out, _ in answers)
+    assert all(out.startswith("ran -P -m tasks config") for out, _ in answers)
     assert [line.split()[1] for line in tree.calls()] == ["venv", "pip"]
     assert sum("waiting for another process that is installing" in error for _, error in answers) == 1
 

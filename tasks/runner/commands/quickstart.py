@@ -5,7 +5,7 @@
   ./xsa quickstart --records results/runs   keep the records among those of the project
 
 Everything is written below runs/quickstart. Stopped half-way, the same command goes on; given again
-after the end, it runs anew.
+after the end, or with --fresh, it runs anew.
 """
 
 import argparse
@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides", nargs="*", metavar="KEY=VALUE", help="for instance seed=1 loop.max_steps=100"
     )
     parser.add_argument("--records", default=f"{WHERE}/records", help="directory of the two records")
+    parser.add_argument("--fresh", action="store_true", help="start over, also where there is a checkpoint")
     parser.add_argument("--experiment", default=EXPERIMENT, help=f"what to train (default: {EXPERIMENT})")
 
 
@@ -39,12 +40,12 @@ def run(options: argparse.Namespace) -> int:
 
     from results.store import read_record
     from tasks.runner.progress import make_display
-    from tasks.runner.training import finished_record, train
+    from tasks.runner.training import finished_run, train
 
-    done = [finished_record(config) for config in configs]
-    again = all(done)
     records = []
     with make_display(configs[0].output.progress) as display:
+        done = [None if options.fresh else finished_run(config, display) for config in configs]
+        again = options.fresh or all(done)
         for config, path in zip(configs, done, strict=True):
             if path and not again:
                 records.append(read_record(path))

@@ -33,6 +33,8 @@ def run(options: argparse.Namespace) -> int:
         paths = report(records, out, suites=suites_of(records))
     except ValueError as error:
         raise UserError(str(error)) from error
+    except OSError as error:
+        raise UserError(f"{error.filename}: {error.strerror}; give another --out") from error
     for path in paths:
         print(shown(path))
     return 0

@@ -30,13 +30,13 @@ def run(options: argparse.Namespace) -> int:
 
     from tasks.runner.paths import shown
     from tasks.runner.progress import make_display
-    from tasks.runner.training import finished_record, train
+    from tasks.runner.training import finished_run, train
 
-    done = None if options.fresh else finished_record(config)
-    if done is not None:
-        print(f"already done: {shown(done)}; --fresh runs it again")
-        return 0
     with make_display(config.output.progress) as display:
+        done = None if options.fresh else finished_run(config, display)
+        if done is not None:
+            print(f"already done: {shown(done)}; --fresh runs it again")
+            return 0
         outcome = train(config, display, fresh=options.fresh)
     record = outcome.record
     print(f"{record.run_id}: {record.status}" + (f", {record.reason}" if record.reason else ""))

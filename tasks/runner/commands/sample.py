@@ -23,7 +23,11 @@ def run(options: argparse.Namespace) -> int:
     """Load the model and print what it writes."""
     from tasks.errors import UserError
 
-    if options.tokens < 1 or options.temperature < 0 or (options.top_k is not None and options.top_k < 1):
+    if (
+        options.tokens < 1
+        or not 0 <= options.temperature < float("inf")
+        or (options.top_k is not None and options.top_k < 1)
+    ):
         raise UserError("--tokens and --top-k must be at least 1, and --temperature at least 0")
     if not options.prompt:
         raise UserError("--prompt: empty; give at least one character to continue")

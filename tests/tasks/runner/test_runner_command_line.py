@@ -46,16 +46,32 @@ def test_a_mistake_exits_with_two_and_one_line(arguments: list[str], parts: list
     assert [part for part in parts if part not in line] == [], line
 
 
+@pytest.mark.parametrize(
+    ("own", "advice"), [("/usr/bin/python3", "install requirements.lock"), ("", "then ./xsa makes it anew")]
+)
 def test_a_missing_package_is_one_line_that_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, own: str, advice: str
 ) -> None:
+    monkeypatch.setenv("XSA_PYTHON", own)
+
     def gone(arguments: list[str]) -> int:
         raise ModuleNotFoundError("No module named 'hydra'", name="hydra.core")
 
     monkeypatch.setattr(cli, "dispatch", gone)
     assert cli.main(["config"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "has no package 'hydra'; install requirements.lock" in line
+    assert "has no package 'hydra'; " in line
+    assert advice in line
+
+
+def test_a_full_disk_under_the_output_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def full(arguments: list[str]) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cli, "dispatch", full)
+    monkeypatch.setattr(cli, "silence_output", lambda: None)
+    assert cli.main(["config"]) == 2
+    assert "no space left" in capsys.readouterr().err
 
 
 def test_a_missing_module_of_our_own_is_a_fault_and_raised(monkeypatch: pytest.MonkeyPatch) -> None:

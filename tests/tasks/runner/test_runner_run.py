@@ -251,3 +251,56 @@ def test_a_cut_line_of_metrics_is_left_out(tmp_path: Path) -> None:
     path.write_text(json.dumps({"step": 1, "kind": "train", "loss": 2.0}) + '\n{"step": 2, "ki')
     assert lines(path) == [{"step": 1, "kind": "train", "loss": 2.0}]
     assert lines(tmp_path / "none.jsonl") == []
+
+
+def test_a_completed_run_on_a_file_that_has_changed_since_is_not_called_done(lab: Any, capsys: Any) -> None:
+    command = ["run", "text/tiny", *lab.overrides()]
+    assert cli.main(command) == 0
+    capsys.readouterr()
+    assert cli.main(command) == 0
+    assert "already done" in capsys.readouterr().out
+    path = Path(lab.config().data.path)
+    text = path.read_text()
+    path.write_text(text.swapcase())
+    try:
+        assert cli.main(command) == 2
+        assert "is of the same config on other data" in one_line(capsys)
+    finally:
+        path.write_text(text)
+
+
+def test_a_run_begun_anew_and_stopped_is_not_called_done_by_its_older_record(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tasks.runner import training
+    from tasks.runner.loop import Trainer
+    from tasks.runner.progress import Silent
+    from tasks.runner.training import finished_record
+
+    lab.train()
+    assert finished_record(lab.config()) is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "evaluate", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        outcome = training.train(lab.config(), Silent(), fresh=True)
+    assert outcome.record.status == "interrupted"
+    assert finished_record(lab.config()) is None, "the older record is not of what lies in the run directory"
+    assert lab.train().record.status == "completed"
+    assert finished_record(lab.config()) is not None
+
+
+def test_a_disk_that_is_full_when_the_record_is_written_is_one_line(
+    lab: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+    import os
+
+    from tasks.runner import recording
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recording, "write_record", full)
+        assert cli.main(["run", "text/tiny", *lab.overrides()]) == 2
+    assert "the record cannot be written (No space left on device)" in one_line(capsys)
+    assert lab.train().record.status == "completed"
