@@ -141,3 +141,28 @@ def test_the_wheel_ships_all_of_the_library(wheel: list[str]) -> None:
     }
     assert any("csrc" in name for name in wanted)
     assert {name for name in wheel if name.startswith("xsa_core/")} == wanted
+
+
+def test_what_a_newcomer_reads_has_no_placeholder() -> None:
+    for name in ("README.md", "CONTRIBUTING.md", "results/README.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert not [mark for mark in ("@@", "TODO", "FIXME", "XXX") if mark in text], name
+
+
+def test_the_readme_shows_the_committed_quickstart() -> None:
+    import re
+
+    from results.store import load_records
+
+    shown = re.search(r"validation bits per byte +([0-9.]+) +([0-9.]+)", (ROOT / "README.md").read_text())
+    quick = {
+        record.variant: record.metrics["validation_bits_per_byte"]
+        for record in load_records(ROOT / "results" / "runs")
+        if record.kind == "train"
+        and record.experiment == "text/quick"
+        and record.seed == 0
+        and record.optimizer == "adamw"
+        and record.variant in {"sa", "xsa"}
+    }
+    assert shown is not None
+    assert shown.groups() == (f"{quick['sa']:.4f}", f"{quick['xsa']:.4f}")
