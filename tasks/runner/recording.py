@@ -116,7 +116,7 @@ def new_record(config: RunConfig, environment: Environment) -> RunRecord:
         experiment=config.experiment,
         task=config.task,
         # Where a run writes is not what it is, and a path of one machine tells another nothing.
-        config={name: part for name, part in config.resolved().items() if name != "output"},
+        config=portable({name: part for name, part in config.resolved().items() if name != "output"}),
         config_hash=config.config_hash(),
         pair_hash=config.pair_hash(),
         cell_hash=config.cell_hash(),
@@ -163,6 +163,13 @@ def without_paths(text: str) -> str:
     for place, name in ((ROOT, "."), (Path.home(), "~")):
         text = text.replace(str(place), name)
     return text
+
+
+def portable(value: Any) -> Any:
+    """Return plain values with the machine's directories taken out of every text."""
+    if isinstance(value, dict):
+        return {name: portable(part) for name, part in value.items()}
+    return without_paths(value) if isinstance(value, str) else value
 
 
 def keep(record: RunRecord, run_directory: Path, records: Path) -> Path:

@@ -4,6 +4,7 @@ Takes a run directory (its last checkpoint), a checkpoint file, or a directory t
 """
 
 import argparse
+import sys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,5 +44,12 @@ def run(options: argparse.Namespace) -> int:
         top_k=options.top_k,
         seed=options.seed,
     )
-    print(text)
+    print(printable(text) if sys.stdout.isatty() else text)
     return 0
+
+
+def printable(text: str) -> str:
+    """Return a text without the control characters that a terminal would obey."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )

@@ -141,25 +141,34 @@ def checked(overrides: list[str] | tuple[str, ...], schema: type[RunConfig]) -> 
             raise UserError(
                 f"unknown key '{key}'; {nearest(key, keys)}./xsa config EXPERIMENT prints all keys"
             )
-        check_syntax(override)
+        override = understood(override)
         result.append(f"++{override}")
     return result
 
 
-def check_syntax(override: str) -> None:
-    """Refuse a value that Hydra does not understand, or several values where a run takes one."""
+def understood(override: str) -> str:
+    """Return the override in a form Hydra understands: as it is, else with its value as a quoted text.
+
+    Raises:
+        UserError: neither is understood, or there are several values where a run takes one.
+    """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
+    parser = OverridesParser.create()
     try:
-        parsed = OverridesParser.create().parse_override(override)
+        parsed = parser.parse_override(override)
     except HydraException as error:
+        key, _, value = override.partition("=")
+        if not set(value) & set("=[]{}'\"()\\$,"):  # a text with letters its grammar does not know
+            return f"{key}='{value}'"
         reason = str(error).splitlines()[0]
         raise UserError(
             f"'{override}': not understood ({reason}); quote a value with special signs"
         ) from error
     if parsed.is_sweep_override():
         raise UserError(f"'{override}': several values, but a run takes one; a list is written [1,2]")
+    return override
 
 
 def compose(overrides: list[str]) -> dict[str, Any]:

@@ -280,3 +280,17 @@ def test_the_schema_names_the_variants_and_backends_that_the_library_has():
 def test_layers_that_name_no_layers_are_refused_before_anything_is_built(layers):
     with pytest.raises(UserError, match=r"attention\.layers: expected all, first:k, last:k or a list"):
         load_config("text/quick", [f"attention.layers={layers}"])
+
+
+@pytest.mark.parametrize("path", ["/x/é.txt", "/data/日本.txt", "a b.txt", "x%20y.txt"])
+def test_a_path_with_any_letters_needs_no_quotes(path):
+    config = load_config("text/quick", ["data.source=file", f"data.path={path}"])
+    assert config.data.path == path
+
+
+def test_a_record_names_no_directory_of_the_machine():
+    from tasks.runner.paths import ROOT
+    from tasks.runner.recording import portable
+
+    content = {"data": {"path": str(ROOT / "x.txt")}, "layers": [0], "home": str(Path.home() / "y")}
+    assert portable(content) == {"data": {"path": "./x.txt"}, "layers": [0], "home": "~/y"}
