@@ -13,6 +13,7 @@ from torch import Tensor
 from xsa_core.attention import backends, flex, fused, projection, xformers_pair
 from xsa_core.attention import sinks as sink_merging
 from xsa_core.attention.masks import Mask, resolve_mask
+from xsa_core.attention.precision import autocast_dtype, without_autocast
 from xsa_core.attention.projection import Strength
 from xsa_core.attention.reference import reference_attention, reference_exclude
 
@@ -33,16 +34,21 @@ def exclude(y: Tensor, v: Tensor, strength: Strength = 1.0) -> Tensor:
         z (B, T, H, D).
 
     Raises:
-        ValueError: if shapes or dtypes do not belong together.
+        ValueError: if shapes or dtypes do not belong together, or the dtype has no arithmetic here.
     """
     projection.check_value_shape(y, v)
+    dtype = autocast_dtype(y.device)
+    if dtype is not None and y.dtype != torch.float64:
+        y, v = y.to(dtype), v.to(dtype)
     if y.dtype != v.dtype:
         raise ValueError(f"y is {y.dtype} and v is {v.dtype}; cast one of them, both must have one dtype")
+    projection.check_dtype(y)
     if isinstance(strength, Tensor):
         projection.expand_strength(strength, *y.shape[:3])
     elif not strength:
         return y
-    return fused.exclude(y, v, strength)
+    with without_autocast(y.device):
+        return fused.exclude(y, v, strength)
 
 
 def exclusive_attention(
@@ -62,6 +68,10 @@ def exclusive_attention(
 ) -> Tensor:
     """Exclusive self attention: ``z_i = y_i - s (y_i . vh_i) vh_i`` with ``y_i = sum_j a_ij v_j``
     (arXiv:2603.09078).
+
+    Under autocast the inputs take its dtype; the sums inside stay in the accumulation type. The fused
+    backends give first derivatives by reverse mode only: for second ones, and for ``torch.func`` transforms
+    (grad, vmap, jvp), use ``backend="reference"``.
 
     Args:
         q: (B, T, H, Dk). k: (B, S, Hkv, Dk). v: (B, S, Hkv, Dv). Hkv divides H; query head h uses head h //
@@ -94,7 +104,9 @@ def exclusive_attention(
     request = backends.Request.of(q, k, v, mask, bias, dropout_p, lse=sinks is not None)
     name = backends.choose_backend(request) if backend == "auto" else backends.check_backend(backend, request)
     run = _RUNNERS[name]
-    return run(request, q, k, v, mask, bias, own_v, strength if exclusive else None, scale, dropout_p, sinks)
+    strength = strength if exclusive else None
+    with without_autocast(q.device):
+        return run(request, q, k, v, mask, bias, own_v, strength, scale, dropout_p, sinks)
 
 
 def attention_with_lse(
@@ -123,6 +135,11 @@ def attention_with_lse(
     _check(q, k, v, bias, None, 0.0)
     request = backends.Request.of(q, k, v, mask, bias, lse=True)
     name = backends.choose_backend(request) if backend == "auto" else backends.check_backend(backend, request)
+    with without_autocast(q.device):
+        return _run_with_lse(name, request, q, k, v, mask, bias, scale)
+
+
+def _run_with_lse(name, request, q, k, v, mask, bias, scale):
     if name == "reference":
         y, _, lse = reference_attention(q, k, v, mask=mask, bias=bias, scale=scale)
         return y, lse
@@ -206,10 +223,9 @@ def _dense_bias(q, S, mask, bias):
 
 def _autocast(q, k, v, own_v, bias, sinks):
     """Under autocast the inputs take its dtype, as scaled_dot_product_attention's do."""
-    device = q.device.type
-    if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
+    dtype = autocast_dtype(q.device)
+    if dtype is None or q.dtype == torch.float64:
         return q, k, v, own_v, bias, sinks
-    dtype = torch.get_autocast_dtype(device)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     own_v = None if own_v is None else own_v.to(dtype)
     bias = None if bias is None else bias.to(dtype)
@@ -241,6 +257,7 @@ def _check(q, k, v, bias, sinks, dropout_p) -> None:
         raise ValueError(
             f"q, k, v must share one floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}; cast them"
         )
+    projection.check_dtype(q)
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
     if bias is not None:
@@ -251,8 +268,7 @@ def _check(q, k, v, bias, sinks, dropout_p) -> None:
         if not fits or not bias.is_floating_point():
             raise ValueError(
                 f"bias of shape {tuple(bias.shape)} and {bias.dtype} does not broadcast to (B, H, T, S) = "
-                f"{whole}; for a "
-                "boolean mask use mask="
+                f"{whole}; for a boolean mask use mask="
             )
     if sinks is not None:
         _check_sinks(q, k, v, sinks, dropout_p)
@@ -264,8 +280,7 @@ def _check_sinks(q, k, v, sinks, dropout_p) -> None:
     if tuple(s[1:] for s in shapes) != expected or shapes[0][0] != shapes[1][0] or shapes[0][0] == 0:
         raise ValueError(
             f"sinks must be (N, Hkv, Dk) = (N, {expected[0][0]}, {expected[0][1]}) and (N, Hkv, Dv) = (N, "
-            f"{expected[1][0]}, "
-            f"{expected[1][1]}) with N >= 1, got {shapes[0]} and {shapes[1]}"
+            f"{expected[1][0]}, {expected[1][1]}) with N >= 1, got {shapes[0]} and {shapes[1]}"
         )
     if any(s.dtype != q.dtype for s in sinks):
         raise ValueError(
@@ -280,15 +295,13 @@ def _check_own_values(q, k, v, own_v, strength) -> None:
     if own_v is None and k.shape[1] != T:
         raise ValueError(
             f"exclusion with {T} queries and {k.shape[1]} keys needs own_v (B, T, Hkv, Dv), the values of "
-            "the query tokens; "
-            "pass own_v, or strength=None for plain attention"
+            "the query tokens; pass own_v, or strength=None for plain attention"
         )
     wanted = (B, T, v.shape[2], v.shape[3])
     if own_v is not None and (tuple(own_v.shape) != wanted or own_v.dtype != v.dtype):
         raise ValueError(
             f"own_v must be {wanted} in {v.dtype}, got {tuple(own_v.shape)} in {own_v.dtype}; pass the "
-            "values of "
-            "the query tokens"
+            "values of the query tokens"
         )
     if isinstance(strength, Tensor):
         projection.expand_strength(strength, B, T, H)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from xsa_core.attention import kernel_pairs, projection_ops, sinks, xformers_pair
+from xsa_core.attention.precision import without_autocast
 from xsa_core.attention.projection import accumulation_dtype, expand_strength
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -73,6 +74,11 @@ class _ExclusiveAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g):
+        with without_autocast(g.device):
+            return _ExclusiveAttention._gradients(ctx, g)
+
+    @staticmethod
+    def _gradients(ctx, g):
         q, k, v, own_v, strength, bias, sink_k, sink_v, z, lse, c, *state = ctx.saved_tensors
         kernel, causal, scale, dropout_p, exclusive, factor = ctx.options
         own = v if own_v is None else own_v
@@ -180,6 +186,11 @@ class _AttentionWithLse(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g, dlse):
+        with without_autocast(g.device):
+            return _AttentionWithLse._gradients(ctx, g, dlse)
+
+    @staticmethod
+    def _gradients(ctx, g, dlse):
         q, k, v, bias, y, lse, *state = ctx.saved_tensors
         kernel, causal, scale = ctx.options
         pair = PAIRS[kernel]

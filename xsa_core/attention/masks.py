@@ -9,6 +9,7 @@ so the query at row ``i`` sits at position ``i + S - T``: with a KV cache the ne
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -20,8 +21,7 @@ class Mask:
 
     A query always sees its own position where it has one (T = S, or a rule that speaks of positions),
     whatever the other rules say: a padded token is left with itself instead of with nothing. ``exclude_self``
-    is the one
-    exception: then a token sees itself only when nothing else is visible to it.
+    is the one exception: then a token sees itself only when nothing else is visible to it.
 
     Attributes:
         causal_rule: keys after the query are hidden, except those inside ``prefix_lengths``.
@@ -56,10 +56,14 @@ class Mask:
         Raises:
             ValueError: if ``lengths`` is neither an int nor a (B,) integer tensor.
         """
-        if isinstance(lengths, Tensor) and (lengths.dim() != 1 or lengths.is_floating_point()):
+        if isinstance(lengths, Tensor):
+            good, got = lengths.dim() == 1 and _counts(lengths), _described(lengths)
+        else:
+            good, got = _whole(lengths), repr(lengths)
+        if not good:
             raise ValueError(
-                f"prefix lengths must be an int or a (B,) integer tensor, got {lengths.dtype} of shape "
-                f"{tuple(lengths.shape)}; pass one length per sequence"
+                f"prefix lengths must be an int or a (B,) integer tensor, got {got}; pass one length per "
+                "sequence"
             )
         return cls(causal_rule=True, prefix_lengths=lengths)
 
@@ -73,8 +77,7 @@ class Mask:
         if key_padding.dim() != 2 or key_padding.dtype != torch.bool:
             raise ValueError(
                 f"key padding must be a (B, S) bool tensor with True for real tokens, got "
-                f"{key_padding.dtype} of "
-                f"shape {tuple(key_padding.shape)}; compare the lengths or pad ids first"
+                f"{_described(key_padding)}; compare the lengths or pad ids first"
             )
         # The check reads the data, which a traced graph cannot.
         if not torch.compiler.is_compiling() and not bool(key_padding.any(dim=1).all()):
@@ -88,10 +91,13 @@ class Mask:
         """Hide keys at distance ``size`` or more; ``window(n) & causal()`` sees n tokens, itself included.
 
         Raises:
-            ValueError: if ``size`` is below 1.
+            ValueError: if ``size`` is no whole number, or below 1.
         """
-        if size < 1:
-            raise ValueError(f"a window must hold at least the token itself, got size {size}; use 1 or more")
+        if not _whole(size) or size < 1:
+            raise ValueError(
+                f"a window holds a whole number of tokens, at least the token itself, got size {size!r}; "
+                "use 1 or more"
+            )
         return cls(window_size=int(size))
 
     @classmethod
@@ -99,12 +105,12 @@ class Mask:
         """Packed documents: a query sees only keys with its own id. ``ids`` is (B, S) or (S,), integer.
 
         Raises:
-            ValueError: for another number of dimensions or a floating dtype.
+            ValueError: for another number of dimensions or a dtype that is not an integer.
         """
-        if ids.dim() not in (1, 2) or ids.is_floating_point():
+        if ids.dim() not in (1, 2) or not _counts(ids):
             raise ValueError(
-                f"document ids must be an integer tensor (B, S) or (S,), got {ids.dtype} of shape "
-                f"{tuple(ids.shape)}"
+                f"document ids must be an integer tensor (B, S) or (S,), got {_described(ids)}; number the "
+                "documents"
             )
         return cls(document_ids=(ids if ids.dim() == 2 else ids[None],))
 
@@ -129,7 +135,7 @@ class Mask:
             "causal": self.causal_rule and self.prefix_lengths is None,
             "padding": self.key_padding is not None,
             "window": self.window_size is not None,
-            "documents": bool(self.document_ids),
+            "documents": len(self.document_ids) > 0,  # bool() of a tuple is not traced
             "exclude_self": self.exclude_self,
         }
         return frozenset(name for name, on in present.items() if on)
@@ -158,8 +164,7 @@ class Mask:
             names = ", ".join(sorted(self.features))
             raise ValueError(
                 f"mask ({names}) with {T} queries and {S} keys leaves the first {T - S} queries without a "
-                "position of "
-                "their own; pass at least as many keys as queries"
+                "position of their own; pass at least as many keys as queries"
             )
         tensors = {"key padding": self.key_padding}
         tensors |= {f"document ids {i}": ids for i, ids in enumerate(self.document_ids)}
@@ -167,14 +172,12 @@ class Mask:
             if tensor is not None and (tensor.shape[1] != S or tensor.shape[0] not in (1, B)):
                 raise ValueError(
                     f"{name} has shape {tuple(tensor.shape)}, but attention has batch {B} and {S} keys; "
-                    "cover every "
-                    "key, those in the cache included"
+                    "cover every key, those in the cache included"
                 )
         if isinstance(self.prefix_lengths, Tensor) and self.prefix_lengths.shape[0] not in (1, B):
             raise ValueError(
                 f"prefix lengths are for a batch of {self.prefix_lengths.shape[0]}, but the batch is {B}; "
-                "pass one "
-                "length per sequence"
+                "pass one length per sequence"
             )
 
     def to_dense(self, B: int, T: int, S: int, device: torch.device | str) -> Tensor:
@@ -214,6 +217,20 @@ class Mask:
         return torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, float("-inf"))
 
 
+def _counts(x: Tensor) -> bool:
+    """Whether the dtype is an integer one; bool is not."""
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+
+
+def _whole(x: object) -> bool:
+    """Whether a number is an integer: Python's, numpy's, or a traced one; bool is not."""
+    return isinstance(x, (Integral, torch.SymInt)) and not isinstance(x, bool)
+
+
+def _described(x: Tensor) -> str:
+    return f"{x.dtype} of shape {tuple(x.shape)}"
+
+
 def _either(a, b, join):
     """``join(a, b)`` when both are there, else the one that is."""
     if a is None or b is None:
@@ -242,7 +259,6 @@ def resolve_mask(causal: bool, mask: Mask | None) -> Mask:
     if not isinstance(mask, Mask):
         raise ValueError(
             f"mask must be an xsa_core Mask, got {type(mask).__name__}; for key padding use "
-            "Mask.padding(real_tokens), "
-            "for an additive tensor use bias="
+            "Mask.padding(real_tokens), for an additive tensor use bias="
         )
     return mask & Mask.causal() if causal else mask

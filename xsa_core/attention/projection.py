@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 Strength = float | Tensor
+FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -27,6 +28,19 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def check_dtype(x: Tensor) -> None:
+    """Refuse dtypes without arithmetic: integers, complex numbers, and the storage formats of 8 bits or less.
+
+    Raises:
+        ValueError: for anything but float64, float32, bfloat16, float16.
+    """
+    if x.dtype not in FLOATING:
+        raise ValueError(
+            f"attention and exclusion work in float64, float32, bfloat16 or float16, got {x.dtype}; "
+            "cast the inputs first"
+        )
+
+
 def check_value_shape(y: Tensor, v: Tensor) -> None:
     """Refuse ``v`` whose shape does not belong to ``y``.
 
@@ -37,8 +51,7 @@ def check_value_shape(y: Tensor, v: Tensor) -> None:
     if not good or v.shape[2] == 0 or y.shape[2] % v.shape[2]:
         raise ValueError(
             f"exclusion needs y (B, T, H, D) and v (B, T, Hkv, D) with Hkv dividing H, got {tuple(y.shape)} "
-            "and "
-            f"{tuple(v.shape)}; pass the values of the tokens that y belongs to"
+            f"and {tuple(v.shape)}; pass the values of the tokens that y belongs to"
         )
 
 
@@ -53,8 +66,7 @@ def expand_strength(strength: Tensor, B: int, T: int, H: int) -> Tensor:
     except RuntimeError:
         raise ValueError(
             f"strength of shape {tuple(strength.shape)} does not broadcast to (B, T, H) = {(B, T, H)}; pass "
-            "a number, one "
-            "value per head (H,), or one per token and head"
+            "a number, one value per head (H,), or one per token and head"
         ) from None
 
 

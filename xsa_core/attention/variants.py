@@ -2,10 +2,10 @@
 
 Axes: B batch, T queries, S keys, H query heads, Hkv key/value heads, D channels of a head.
 
-Every variant is a small module between the projections of an attention layer: it takes `q (B T H D)`, `k`
-    and `v (B S Hkv
-D)` and the values of the query tokens themselves, and gives heads `B T H D`. What it learns or keeps lives
-in it, so a converted model of another library holds the same thing that `SelfAttention` does.
+Every variant is a small module between the projections of an attention layer: it takes `q (B T H D)`, `k` and
+`v (B S Hkv D)` and the values of the query tokens themselves, and gives heads `B T H D`. What it
+learns or keeps lives in it, so a converted model of another library holds the same thing that
+`SelfAttention` does.
 
 With `y` the attention output, `v` the token's own value, `u_x = x / |x|`:
 

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from xsa_core.attention import Mask, attention_with_lse, exclude, exclusive_attention
 
 PADDING = torch.arange(9)[None] < torch.tensor([[9], [5]])
+DOCUMENTS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2])
 CASES = {
     "plain": (lambda q, k, v: exclusive_attention(q, k, v, causal=True, strength=None), 0),
     "xsa": (lambda q, k, v: exclusive_attention(q, k, v, causal=True), 0),
@@ -18,6 +19,11 @@ CASES = {
     ),
     "window": (lambda q, k, v: exclusive_attention(q, k, v, mask=Mask.window(3) & Mask.causal()), 0),
     "padding": (lambda q, k, v: exclusive_attention(q, k, v, mask=Mask.padding(PADDING)), 0),
+    "prefix": (lambda q, k, v: exclusive_attention(q, k, v, mask=Mask.prefix(PADDING.sum(1))), 0),
+    "documents": (
+        lambda q, k, v: exclusive_attention(q, k, v, mask=Mask.documents(DOCUMENTS) & Mask.causal()),
+        0,
+    ),
     "diag": (lambda q, k, v: exclusive_attention(q, k, v, mask=Mask.causal(exclude_self=True)), 0),
     "sinks": (lambda q, k, v, a, b: exclusive_attention(q, k, v, causal=True, sinks=(a[0, :3], b[0, :3])), 2),
     "bias": (lambda q, k, v, b: exclusive_attention(q, k, v, bias=b[:, :1, :1, :9] * 1.0), 1),
@@ -61,15 +67,71 @@ def test_new_lengths_do_not_recompile():
     assert counter.frame_count <= 2  # the first length, then any length
 
 
+def narrow_value(q, k, v):
+    return exclusive_attention(q, k, v[..., :8] * 1.0, causal=True)
+
+
+def dropped(q, k, v):
+    torch.manual_seed(3)
+    return exclusive_attention(q, k, v, causal=True, dropout_p=0.3)
+
+
+AUTOCAST = {
+    **{case: CASES[case][0] for case in ("plain", "xsa", "sinks", "bias", "window", "lse", "exclude")},
+    "narrow_value": narrow_value,
+    "dropout": dropped,
+    "reference": lambda q, k, v: exclusive_attention(q, k, v, causal=True, backend="reference"),
+    "reference_lse": lambda q, k, v: attention_with_lse(q, k, v, causal=True, backend="reference")[1],
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast_computes_in_its_dtype_and_returns_gradients_in_the_inputs_own(dtype):
-    inputs = tensors("xsa")
+@pytest.mark.parametrize("case", AUTOCAST)
+def test_autocast_only_casts_the_inputs(case, dtype):
+    """The same numbers as the call with inputs cast by hand: nothing inside computes in half precision."""
+    leaves = [x.requires_grad_() for x in tensors(case)]
+    by_hand = [x.detach().to(dtype).requires_grad_() for x in leaves]
     with torch.autocast("cpu", dtype=dtype):
-        cast = gradients(CASES["xsa"][0], inputs, inputs[0])
-    by_hand = gradients(CASES["xsa"][0], [x.to(dtype) for x in inputs], inputs[0])
-    assert cast[0].dtype == dtype
-    assert all(g.dtype == torch.float32 for g in cast[1:])
-    assert all(torch.equal(a.float(), b.float()) for a, b in zip(cast, by_hand, strict=True))
+        cast = AUTOCAST[case](*leaves)
+    expected = AUTOCAST[case](*by_hand)
+    assert cast.dtype == expected.dtype
+    assert torch.equal(cast, expected)
+    weight = torch.linspace(0.5, 1.5, cast.shape[-1]).expand_as(cast).to(cast.dtype)
+    with torch.autocast("cpu", dtype=dtype, enabled="reference" not in case):
+        found = torch.autograd.grad(cast, leaves, weight, allow_unused=True)
+    wanted = torch.autograd.grad(expected, by_hand, weight, allow_unused=True)
+    for a, b in zip(found, wanted, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert a.dtype == torch.float32
+            assert torch.equal(a, b.float())
+
+
+def test_the_log_sum_exp_is_in_float32_under_autocast():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for backend in ("reference", "sdpa"):
+            assert attention_with_lse(*tensors("lse"), backend=backend)[1].dtype == torch.float32
+
+
+@pytest.mark.parametrize("case", ["xsa", "sinks", "bias", "reference"])
+def test_autocast_compiles_as_one_graph(case):
+    inputs = tensors(case)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        eager = AUTOCAST[case](*inputs)
+        compiled = torch.compile(AUTOCAST[case], fullgraph=True, backend="aot_eager")(*inputs)
+    assert torch.equal(eager, compiled)
+
+
+def test_exclude_takes_mixed_dtypes_under_autocast():
+    y, v = tensors("xsa")[0], tensors("xsa")[2]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = exclude(y.bfloat16(), v)
+    assert torch.equal(found, exclude(y.bfloat16(), v.bfloat16()))
+
+
+def test_shapes_can_be_tried_on_the_meta_device():
+    q, _, v = (x.to("meta") for x in tensors("xsa"))
+    assert exclude(q, v).shape == q.shape
 
 
 @pytest.mark.parametrize("case", ["xsa", "learned", "sinks"])
