@@ -35,8 +35,13 @@ class LayerCache:
             Views `B S H D` of the buffers, S counting the new positions.
 
         Raises:
-            ValueError: the new positions do not fit, or the batch changed since the first append.
+            ValueError: the new positions do not fit, the batch changed since the first append, or a gradient
+                is asked for: the buffers are written in place, so none could reach earlier positions.
         """
+        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+            raise ValueError(
+                "the key-value cache keeps no gradients: decode under torch.no_grad(), or train without it"
+            )
         end = self.length + k.shape[1]
         if end > self.capacity:
             raise ValueError(
@@ -47,8 +52,8 @@ class LayerCache:
             self._values = v.new_empty((v.shape[0], self.capacity, *v.shape[2:]))
         if self._keys.shape[0] != k.shape[0]:
             raise ValueError(f"the key-value cache holds {self._keys.shape[0]} rows, got {k.shape[0]}")
-        self._keys[:, self.length : end] = k.detach()
-        self._values[:, self.length : end] = v.detach()
+        self._keys[:, self.length : end] = k
+        self._values[:, self.length : end] = v
         self.length = end
         return self._keys[:, :end], self._values[:, :end]
 

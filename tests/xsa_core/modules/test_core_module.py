@@ -250,6 +250,15 @@ def test_cache_in_any_chunks_equals_the_whole(variant, chunks):
         torch.testing.assert_close(torch.cat(out, dim=1), layer(x), **TOLERANCE)
 
 
+def test_the_cache_refuses_to_drop_gradients():
+    layer, x = make_layer(causal=True), inputs(1, 3, 16)
+    with pytest.raises(ValueError, match="keeps no gradients"):
+        layer(x, cache=LayerCache(capacity=3))
+    with torch.no_grad():
+        assert layer(x, cache=LayerCache(capacity=3)).shape == x.shape
+
+
+@torch.no_grad()
 def test_cache_beyond_its_capacity_is_refused():
     layer = make_layer(causal=True)
     cache = LayerCache(capacity=3)
