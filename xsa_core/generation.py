@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from xsa_core.attention.masks import Mask
+from xsa_core.modes import evaluation
 
 if TYPE_CHECKING:
     from xsa_core.gpt import GPT
@@ -51,12 +52,8 @@ def generate(
         ValueError: an empty prompt, or an option out of range.
     """
     _check(model, tokens, max_new_tokens, temperature, top_k, prompt_lengths)
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluation(model):
         return _continue(model, tokens, max_new_tokens, temperature, top_k, generator, stop, prompt_lengths)
-    finally:
-        model.train(was_training)
 
 
 def sample_token(

@@ -27,6 +27,7 @@ from xsa_core.attention.masks import Mask, resolve_mask
 from xsa_core.attention.module import SelfAttention
 from xsa_core.attention.projection import accumulation_dtype, unit_and_inverse_norm
 from xsa_core.attention.variants import Call
+from xsa_core.modes import evaluation
 
 
 @dataclass(frozen=True)
@@ -118,16 +119,12 @@ def probe_batches(
     if not layers:
         raise ValueError(f"{type(model).__name__} has no SelfAttention layer to probe")
     sums = [_Sums() for _ in layers]
-    was_training = model.training
-    model.eval()
     counts = iter(valid) if valid is not None else None
-    try:
+    with evaluation(model):
         for batch in batches:
             chosen = next(counts) if counts is not None else None
             with torch.no_grad(), _observed([m for _, m in layers], sums, chosen):
                 _run(model, batch)
-    finally:
-        model.train(was_training)
     results = (s.result(i, n, m.variant_name) for i, (s, (n, m)) in enumerate(zip(sums, layers, strict=True)))
     return [r for r in results if r is not None]
 
