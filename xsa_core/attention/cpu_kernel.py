@@ -42,7 +42,15 @@ _ready: bool | None = None
 
 
 class BuildError(RuntimeError):
-    """The kernel could not be built or loaded here; the message is one line."""
+    """The kernel could not be built or loaded here; the message is one line.
+
+    ``lasting``: the same build would fail again, so it is noted and not tried anew. An interrupt, a full disk
+    or a machine too busy is not.
+    """
+
+    def __init__(self, message: str, lasting: bool = True) -> None:
+        super().__init__(message)
+        self.lasting = lasting
 
 
 def cache_dir() -> Path:
@@ -135,15 +143,22 @@ def build(target: Path) -> None:
     os.close(handle)
     try:
         done = subprocess.run(
-            build_command(Path(name)), capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
+            build_command(Path(name)),
+            capture_output=True,
+            text=True,
+            timeout=BUILD_TIMEOUT_S,
+            check=False,
+            start_new_session=True,  # Ctrl-C in the terminal must not look like a compiler that fails
         )
         if done.returncode:
             lines = done.stderr.splitlines() or [f"exit status {done.returncode}"]
-            raise BuildError(f"the compiler failed: {next((x for x in lines if 'error' in x), lines[0])}")
+            killed = done.returncode < 0 or "No space left" in done.stderr or "Killed" in done.stderr
+            complaint = next((line for line in lines if "error" in line), lines[0])
+            raise BuildError(f"the compiler failed: {complaint}", lasting=not killed)
         Path(name).chmod(0o755)  # a cache may be shared
         Path(name).replace(target)
     except subprocess.TimeoutExpired:
-        raise BuildError(f"the compiler took more than {BUILD_TIMEOUT_S:.0f} s") from None
+        raise BuildError(f"the compiler took more than {BUILD_TIMEOUT_S:.0f} s", lasting=False) from None
     finally:
         Path(name).unlink(missing_ok=True)
 
@@ -184,7 +199,8 @@ def _build_and_load(target: Path) -> None:
         if reason := _why_not_loaded(target):
             raise BuildError(f"the built file does not load: {reason}")
     except BuildError as error:
-        failure.write_text(f"{error}\n")
+        if error.lasting:
+            failure.write_text(f"{error}\n")
         raise
 
 
@@ -212,8 +228,7 @@ def ready() -> bool:
                 _ready = False
                 warnings.warn(
                     f"xsa_core runs without its CPU kernel, exact but slower: {error}; set XSA_CPU_KERNEL=0 "
-                    "to "
-                    "silence this",
+                    "to silence this",
                     RuntimeWarning,
                     stacklevel=2,
                 )

@@ -95,6 +95,16 @@ def test_a_broken_file_in_the_cache_is_built_anew(tmp_path, copying_compiler, mo
     assert run(tmp_path / "cache", CXX=copying_compiler).stdout.strip() == "kernel"
 
 
+@pytest.mark.parametrize("end", ["kill -INT $$", "echo 'error: No space left on device' >&2; exit 1"])
+def test_a_compiler_that_was_stopped_is_asked_again_next_time(tmp_path, end):
+    stopped = script(
+        tmp_path / "stopped", f"echo call >> {tmp_path}/calls; case $1 in --version) exit 0;; esac; {end}\n"
+    )
+    for _ in range(2):
+        assert run(tmp_path / "cache", CXX=stopped).stdout.strip() == "plain"
+    assert not list((tmp_path / "cache").rglob("*.failed"))
+
+
 def test_a_failing_compiler_costs_one_warning_and_is_not_asked_again(tmp_path):
     failing = script(
         tmp_path / "failing", f"echo call >> {tmp_path}/calls; echo 'error: no luck' >&2; exit 1\n"
