@@ -30,7 +30,7 @@ COMMANDS = {
     "sweep": "run the cells of a suite, or of KEY=A,B axes, that have no record yet",
     "probe": "measure how far a trained model's attention points along the own values",
     "plan": "memory, speed and days of a run on given GPUs",
-    "bench": "measure speed and memory side by side: attention, step",
+    "bench": "measure speed and memory side by side: attention, step, data, eval, gpu",
 }
 
 
