@@ -10,6 +10,7 @@ from tasks.runner import checkpoint, recording
 from tasks.runner.config.compose import schema_of, validate
 from tasks.runner.config.schema import LoopConfig, RunConfig
 from tasks.runner.device import choose_device
+from tasks.runner.paths import trained_path
 from tasks.runner.progress import Display
 from tasks.runner.sweep_jobs import probe_run_id
 from tasks.runner.training import open_task
@@ -27,7 +28,7 @@ def probe_checkpoint(
         UserError: no checkpoint there, other data than it was trained on, or a model without attention.
     """
     started = utc_now()
-    loaded = checkpoint.load(checkpoint.resolve(where))
+    loaded = checkpoint.load(checkpoint.resolve(str(trained_path(where))))
     content = loaded.content["config"]
     config = validate(schema_of(content["task"]), content)
     loop = LoopConfig(max_steps=1, global_batch=1, device=device, threads=threads, precision="float32")

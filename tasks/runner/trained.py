@@ -1,13 +1,10 @@
 """Trained text models by what a user names: a run directory, a checkpoint file, an exported directory."""
 
-from pathlib import Path
-
 from tasks.errors import UserError
 from tasks.runner import checkpoint
 from tasks.runner.config.compose import schema_of, validate
+from tasks.runner.paths import trained_path
 from tasks.text.trained import Trained, from_weights, import_model, is_exported
-
-HELP = "a run directory (its last checkpoint), a file step-N.pt, or an exported directory"
 
 
 def load_trained(where: str, tokenizer: str | None = None) -> Trained:
@@ -16,7 +13,7 @@ def load_trained(where: str, tokenizer: str | None = None) -> Trained:
     Raises:
         UserError: nothing there, damaged, or a model of another task.
     """
-    path = Path(where).expanduser()
+    path = trained_path(where)
     if path.is_dir() and is_exported(path):
         return import_model(path, tokenizer)
     loaded = checkpoint.load(checkpoint.resolve(str(path)))

@@ -16,7 +16,9 @@ import os
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take a checkpoint, tasks, their data and how to compute."""
-    parser.add_argument("checkpoint", help="a run directory, a file step-N.pt, or an exported directory")
+    parser.add_argument(
+        "checkpoint", help="a run directory or its id, a file step-N.pt, or an exported directory"
+    )
     parser.add_argument(
         "--tasks", default="paper8", help="paper8, or task names: piqa,boolq (default: paper8)"
     )

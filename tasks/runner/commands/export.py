@@ -10,7 +10,9 @@ import argparse
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take a checkpoint and a directory."""
-    parser.add_argument("checkpoint", help="a run directory (its last checkpoint) or a file step-N.pt")
+    parser.add_argument(
+        "checkpoint", help="a run directory or its id (its last checkpoint), or a file step-N.pt"
+    )
     parser.add_argument("directory", help="where to write; made if it is not there")
     parser.add_argument("--tokenizer", default=None, help="bytes or gpt2 (default: by the vocabulary)")
 

@@ -9,7 +9,9 @@ import sys
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take a checkpoint, a prompt and how to draw."""
-    parser.add_argument("checkpoint", help="a run directory, a file step-N.pt, or an exported directory")
+    parser.add_argument(
+        "checkpoint", help="a run directory or its id, a file step-N.pt, or an exported directory"
+    )
     parser.add_argument("--prompt", default="Return the ", help="text to continue")
     parser.add_argument("--tokens", type=int, default=300, help="how many tokens to write (default: 300)")
     parser.add_argument(
