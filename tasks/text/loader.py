@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasks.errors import UserError
-from tasks.text.order import permute, seeded_words
+from tasks.samples.order import permute, seeded_words
 
 Batch = tuple[Tensor, Tensor]  # inputs and targets, (B, T) int64 each
 
