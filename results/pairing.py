@@ -53,8 +53,12 @@ class Pairing:
     refused: tuple[Refusal, ...]
 
 
-def why_not(baseline: RunRecord, other: RunRecord) -> str | None:
-    """Return why two runs may not be compared as a pair, ``None`` when they may."""
+def why_not(baseline: RunRecord, other: RunRecord, *, one_config: bool = True) -> str | None:
+    """Return why two runs may not be compared as a pair, ``None`` when they may.
+
+    Without ``one_config`` their configs may differ outside attention too, in what the caller compares: the
+    same data in the same order and the same initial weights are asked for as always.
+    """
     for record in (baseline, other):
         if record.status != "completed":
             return f"{record.run_id} is {record.status}" + (f": {record.reason}" if record.reason else "")
@@ -64,7 +68,11 @@ def why_not(baseline: RunRecord, other: RunRecord) -> str | None:
         ("task", baseline.task, other.task),
         ("seed", baseline.seed, other.seed),
         ("data fingerprint", baseline.data.fingerprint, other.data.fingerprint),
-        ("config outside the attention group (pair_hash)", baseline.pair_hash, other.pair_hash),
+        (
+            "config outside the attention group (pair_hash)",
+            baseline.pair_hash,
+            other.pair_hash if one_config else baseline.pair_hash,
+        ),
         ("order of batches (batches_sha256)", baseline.data.batches_sha256, other.data.batches_sha256),
         (
             "initial weights",

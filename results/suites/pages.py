@@ -7,6 +7,7 @@ from pathlib import Path
 
 from results.record import Record
 from results.suites.figures import axis_figure, probe_figure
+from results.suites.interaction import interaction_table
 from results.suites.tables import probe_table, suite_table
 from results.suites.view import SuiteView, points, suite_probes, suite_runs, suite_values
 from results.tables import Table, markdown
@@ -28,6 +29,7 @@ def suite_page(
     runs = suite_runs(view, records)
     stem = f"figures/suite-{view.stem}"
     paths: list[Path] = []
+    more: list[Table] = []
     if view.view == "probe":
         probes = suite_probes(view, records)
         shown = probe_table(view, probes)
@@ -38,8 +40,13 @@ def suite_page(
         shown = suite_table(view, found, values)
         if values is not None and values.by_hash and view.axes:
             paths = axis_figure(view, found, values.facts, folder / stem)
-    shown = Table(f"suite-{shown.name}", shown.title, shown.columns, shown.rows, shown.notes)
-    table(shown)
+        if view.interaction:
+            more.append(interaction_table(view, runs, values))
+    shown, *more = [
+        Table(f"suite-{one.name}", one.title, one.columns, one.rows, one.notes) for one in (shown, *more)
+    ]
+    for one in (shown, *more):
+        table(one)
     drawn(paths)
     done = sum(run.status == "completed" for run in runs.values())
     lines = [f"### {view.title} ({view.source}), scale {view.scale}", ""]
@@ -47,4 +54,6 @@ def suite_page(
     if view.rate:
         lines += [f"{view.rate[:1].upper()}{view.rate[1:]}.", ""]
     lines += [markdown(shown, heading=False).rstrip("\n"), ""]
+    for one in more:
+        lines += [f"{one.title}:", "", markdown(one, heading=False).rstrip("\n"), ""]
     return lines + ([f"![{view.title}]({stem}.svg)", ""] if paths else [])

@@ -35,7 +35,10 @@ class CellView:
 
 @dataclass(frozen=True)
 class SuiteView:
-    """A suite at one scale. ``x`` is the axis drawn horizontally; ``rate`` says how the rate was chosen."""
+    """A suite at one scale. ``x`` is the axis drawn horizontally; ``rate`` says how the rate was chosen.
+
+    ``interaction`` is an axis along which the difference of an arm to the baseline is itself compared.
+    """
 
     name: str
     scale: str
@@ -46,6 +49,7 @@ class SuiteView:
     x: str | None
     cells: tuple[CellView, ...]
     rate: str | None = None
+    interaction: str | None = None
 
     @property
     def stem(self) -> str:

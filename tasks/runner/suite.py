@@ -58,7 +58,12 @@ class Suite(Section):
     view: Literal["axis", "curves", "probe", "bench", "evaluation"] = Field(description="how it is shown")
     x: str | None = Field(None, description="the axis drawn horizontally")
     then: list[Literal["probe", "eval"]] = Field(default_factory=list, description="after each run")
-    tuned_by: str | None = Field(None, description="the suite that chose the learning rate, on sa alone")
+    tuned_by: str | dict[str, str] | None = Field(
+        None, description="the suite that chose the learning rate, on sa alone, or one for each optimizer"
+    )
+    interaction: str | None = Field(
+        None, description="the axis along which the gain of a variant is asked to differ"
+    )
     scales: dict[Scale, ScaleConfig]
 
 

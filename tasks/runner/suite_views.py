@@ -59,4 +59,5 @@ def view_of(name: str, suite: Suite, scale: str, grid: ScaleConfig, cells: Seque
             for cell in cells
         ),
         rate=rate.line if rate is not None else None,
+        interaction=suite.interaction,
     )
