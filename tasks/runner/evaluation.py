@@ -1,28 +1,39 @@
 """From a checkpoint to the record of its downstream evaluation."""
 
 import argparse
+import hashlib
+import json
+import os
 import time
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from results.eval_record import CheckpointFacts, EvalRecord, TaskResult, pack_bits
 from results.evaluations import score_table
-from results.record import utc_now
+from results.record import Environment, utc_now
+from results.store import write_record
 from tasks.runner.config.schema import LoopConfig
 from tasks.runner.device import Device, choose_device
-from tasks.runner.progress import make_display
+from tasks.runner.paths import ROOT, trained_path
+from tasks.runner.progress import Display, make_display
 from tasks.runner.recording import attention_backend, environment
 from tasks.runner.trained import load_trained
 from tasks.text.evaluation.evaluate import TaskScores, evaluate_tasks, harness_version
+from tasks.text.evaluation.journal import Journal, source_digest
 from tasks.text.evaluation.tasks import task_names
+from tasks.text.files import cache_root, exclusive
 from tasks.text.trained import Trained
 
 __all__ = ["evaluate", "score_table"]
 
 
-def evaluate(options: argparse.Namespace) -> EvalRecord:
-    """Evaluate as the options of `./xsa eval` say.
+def evaluate(options: argparse.Namespace, records: Path) -> tuple[EvalRecord, Path]:
+    """Evaluate as the options of `./xsa eval` say, write the record, and return it with its path.
+
+    Scores are kept in the run's folder as they come: stopped and started again, it goes on.
 
     Raises:
         UserError: a checkpoint, task, data or device that cannot be used.
@@ -41,44 +52,76 @@ def evaluate(options: argparse.Namespace) -> EvalRecord:
     trained = load_trained(options.checkpoint, options.tokenizer)
     facts = checkpoint_facts(trained)
     trained.model.to(device.device, device.master)
+    backend = attention_backend(trained.model, device, trained.model.config.max_seq_len)
+    where = environment(device, backend, False)
     started, clock = utc_now(), time.perf_counter()
-    scores = _with_progress(trained, tasks, device, options)
-    return EvalRecord(
-        name=name,
-        harness_version=version,
-        limit=options.limit,
-        checkpoint=facts,
-        tasks={task: task_result(found) for task, found in scores.items()},
-        environment=environment(
-            device, attention_backend(trained.model, device, trained.model.config.max_seq_len), False
-        ),
-        seconds=time.perf_counter() - clock,
-        started_at=started,
-        finished_at=max(utc_now(), started),
-        extra={"data": "local files" if options.data_dir else "Hugging Face hub", "seed": options.seed},
-    )
+    with make_display("auto") as display, journal_of(options.checkpoint, facts, where, display) as journal:
+        scores = _with_progress(trained, tasks, device, options, journal, display)
+        record = EvalRecord(
+            name=name,
+            harness_version=version,
+            limit=options.limit,
+            checkpoint=facts,
+            tasks={task: task_result(found) for task, found in scores.items()},
+            environment=where,
+            seconds=time.perf_counter() - clock + journal.seconds,
+            started_at=started,
+            finished_at=max(utc_now(), started),
+            extra={"data": "local files" if options.data_dir else "Hugging Face hub", "seed": options.seed},
+        )
+        path = write_record(record, records)
+        journal.remove()
+    return record, path
+
+
+@contextmanager
+def journal_of(
+    checkpoint: str, facts: CheckpointFacts, where: Environment, display: Display
+) -> Iterator[Journal]:
+    """Yield the journal of a model on this kind of machine under this code, this process's alone.
+
+    It lies in the run's own folder; for any other model, or a run that cannot be written to, in the cache.
+    """
+    path = trained_path(checkpoint)
+    run = path.parent.parent if path.is_file() else path
+    if (run / "checkpoints").is_dir() and os.access(run, os.W_OK):
+        folder = run / "evaluation"
+    else:
+        folder = cache_root() / "evaluation" / facts.weights_sha256[:16]
+    code = source_digest(ROOT / "xsa_core", ROOT / "tasks" / "text")
+    device = [where.device.partition(":")[0], where.device_name, where.precision, where.attention_backend]
+    what = [facts.weights_sha256, facts.tokenizer, code, device, where.versions.get("torch")]
+    name = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+
+    def waiting() -> None:
+        display.note("another process evaluates this model; waiting for it to end")
+
+    with exclusive(folder / ".lock", waiting):
+        journal = Journal(folder / f"scores-{name}.jsonl")
+        if journal.kept:
+            display.note(f"going on: {journal.kept} batches are kept from an evaluation that was stopped")
+        yield journal
 
 
 def _with_progress(
-    trained: Trained, tasks: list[str], device: Device, options: argparse.Namespace
+    trained: Trained,
+    tasks: list[str],
+    device: Device,
+    options: argparse.Namespace,
+    journal: Journal,
+    display: Display,
 ) -> dict[str, TaskScores]:
-    with make_display("auto") as display, device.autocast(), torch.no_grad():
-        shown: dict[str, Any] = {"what": None}
-        with display.work("evaluation") as report:
-
-            def advance(what: str, done: int, total: int) -> None:
-                shown["what"] = what
-                report(what, done / max(1, total))
-
-            return evaluate_tasks(
-                trained,
-                tasks,
-                data_dir=options.data_dir,
-                limit=options.limit,
-                budget=options.batch_tokens,
-                seed=options.seed,
-                advance=advance,
-            )
+    with device.autocast(), torch.no_grad(), display.work("evaluation") as report:
+        return evaluate_tasks(
+            trained,
+            tasks,
+            data_dir=options.data_dir,
+            limit=options.limit,
+            budget=options.batch_tokens,
+            seed=options.seed,
+            advance=lambda what, done, total: report(what, done / max(1, total)),
+            journal=journal,
+        )
 
 
 def checkpoint_facts(trained: Trained) -> CheckpointFacts:

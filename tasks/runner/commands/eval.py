@@ -2,7 +2,12 @@
 
 Runs lm-evaluation-harness, zero-shot, and keeps a record: every metric with its standard error, row counts,
 and which documents were right, so that models can be compared document by document. paper8 are the paper's
-eight tasks: ARC-Easy, BoolQ, HellaSwag, LAMBADA, OpenBookQA, PIQA, SocialIQA, WinoGrande.
+eight tasks: ARC-Easy, BoolQ, HellaSwag, LAMBADA, OpenBookQA, PIQA, SocialIQA, WinoGrande. Stopped or killed,
+the same command goes on where it was.
+
+The paper does not say which of two accuracies its table shows. Assumed here is acc_norm, the choice whose
+log-probability per character is highest, where the harness offers it (ARC-Easy, HellaSwag, OpenBookQA, PIQA), and
+acc elsewhere; the record keeps both.
 
 With --data-dir nothing is asked of the network: DIR has a folder per task with SPLIT.jsonl or SPLIT-*.parquet
 in the columns of the data set on the Hugging Face hub (arc_easy/test, boolq_super_glue/validation,
@@ -52,12 +57,11 @@ def run(options: argparse.Namespace) -> int:
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
 
-    from results.store import write_record
     from tasks.runner.evaluation import evaluate, score_table
     from tasks.runner.paths import shown, under_root
     from tasks.runner.tables import make_console, print_table
 
-    record = evaluate(options)
+    record, path = evaluate(options, under_root(options.records))
     print_table(make_console(), score_table(record))
-    print(f"record: {shown(write_record(record, under_root(options.records)))}")
+    print(f"record: {shown(path)}")
     return 0

@@ -5,6 +5,8 @@ Pure functions of token ids, without torch.
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +25,11 @@ class Piece:
         """What the model reads: everything but the last token, which is only predicted."""
         return self.prefix + self.target[:-1]
 
+    @property
+    def pieces(self) -> list[Piece]:
+        """Itself: a family of one."""
+        return [self]
+
 
 @dataclass(frozen=True)
 class Family:
@@ -35,6 +42,22 @@ class Family:
     def rest(self) -> int:
         """Tokens of the longest target that are read: all but its last."""
         return max(len(target) for target in self.targets) - 1
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The family's pieces, in order."""
+        return [Piece(self.prefix, target) for target in self.targets]
+
+
+def batch_digest(batch: Sequence[Piece] | Sequence[Family]) -> str:
+    """Return a hash of a batch: its tokens, their order, and which of the two ways it is computed."""
+    digest = hashlib.sha256()
+    for item in batch:
+        targets = item.targets if isinstance(item, Family) else (item.target,)
+        digest.update(type(item).__name__.encode())
+        for tokens in (item.prefix, *targets):
+            digest.update(len(tokens).to_bytes(8, "little") + array("q", tokens).tobytes())
+    return digest.hexdigest()
 
 
 def cut(context: Sequence[int], continuation: Sequence[int], limit: int) -> list[Piece]:

@@ -9,9 +9,11 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tasks.errors import UserError
+from tasks.text.evaluation.journal import Journal
 from tasks.text.evaluation.tasks import load_tasks, offline, primary_metric
 from tasks.text.trained import Trained
 
@@ -67,6 +69,7 @@ def evaluate_tasks(
     budget: int | None = None,
     seed: int = 0,
     advance: Callable[[str, int, int], None] = lambda what, done, total: None,
+    journal: Journal | None = None,
 ) -> dict[str, TaskScores]:
     """Return the scores of every task, by name (of a group: of its tasks).
 
@@ -77,6 +80,7 @@ def evaluate_tasks(
         budget: positions of a batch, see `Scorer`.
         seed: of drawn continuations.
         advance: is told task and what is done, how much of it and of how much.
+        journal: keeps scores as they come, so that a stopped evaluation goes on.
 
     Raises:
         UserError: an unknown task, no data for it, or one that asks for what a language model has not.
@@ -84,10 +88,18 @@ def evaluate_tasks(
     if data_dir is not None:
         offline()  # before the harness is imported, which imports the hub's client
     quiet()
+    from tasks.text.evaluation.harness import HarnessModel
+
     loaded = load_tasks(names, data_dir)["tasks"]
-    return {
-        name: _one_task(trained, name, task, limit, budget, seed, advance) for name, task in loaded.items()
-    }
+    scores = {}
+    for name, task in loaded.items():
+        model = HarnessModel(trained, budget, seed, partial(_told, advance, name), journal)
+        scores[name] = _one_task(model, name, task, limit)
+    return scores
+
+
+def _told(advance: Callable[[str, int, int], None], name: str, what: str, done: int, total: int) -> None:
+    advance(f"{name}, {what}", done, total)
 
 
 def quiet() -> None:
@@ -101,22 +113,9 @@ def quiet() -> None:
     lm_eval.api.metrics.print = lambda *words, **options: None  # it announces every bootstrap
 
 
-def _one_task(
-    trained: Trained,
-    name: str,
-    task: Any,
-    limit: int | None,
-    budget: int | None,
-    seed: int,
-    advance: Callable[[str, int, int], None],
-) -> TaskScores:
+def _one_task(model: Any, name: str, task: Any, limit: int | None) -> TaskScores:
     from lm_eval.evaluator import evaluate
 
-    from tasks.text.evaluation.harness import HarnessModel
-
-    model = HarnessModel(
-        trained, budget, seed, lambda what, done, total: advance(f"{name}, {what}", done, total)
-    )
     if task.config.num_fewshot is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=1234)  # the harness's own; without it, it warns

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from lm_eval.api.instance import Instance
@@ -13,6 +15,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from tasks.errors import UserError
 from tasks.text.evaluation.decoding import Options, continue_prompts, room
+from tasks.text.evaluation.journal import Journal
 from tasks.text.evaluation.scoring import Counts, Scorer
 from tasks.text.trained import Trained
 
@@ -32,6 +35,7 @@ class HarnessModel(TemplateLM):
         budget: positions of a batch, by default by device (see `Scorer`).
         seed: of drawn continuations, together with the place of each request.
         advance: is told what is done, how much of it and of how much.
+        journal: keeps what is computed, batch by batch (see `Scorer`).
     """
 
     def __init__(
@@ -40,10 +44,11 @@ class HarnessModel(TemplateLM):
         budget: int | None = None,
         seed: int = 0,
         advance: Advance = lambda what, done, total: None,
+        journal: Journal | None = None,
     ) -> None:
         super().__init__()
         self.trained = trained
-        self.scorer = Scorer(trained.model, budget)
+        self.scorer = Scorer(trained.model, budget, journal=journal)
         self.seed = seed
         self.advance = advance
         self._device = self.scorer.device
@@ -137,11 +142,11 @@ class HarnessModel(TemplateLM):
                 place: self.tok_encode(requests[place].args[0]) or [self.prefix_token_id] for place in places
             }
             for batch in self._batches(prompts, options.max_new):
-                texts = continue_prompts(
-                    self.trained,
-                    [prompts[place] for place in batch],
-                    options,
-                    [self.seed + place for place in batch],
+                rows = [prompts[place] for place in batch]
+                seeds = [self.seed + place for place in batch]
+                texts = self.scorer.journal.recall(
+                    partial(_digest, rows, options, seeds),
+                    partial(continue_prompts, self.trained, rows, options, seeds),
                 )
                 for place, text in zip(batch, texts, strict=True):
                     answers[place] = text
@@ -169,6 +174,11 @@ class HarnessModel(TemplateLM):
                 longest = min(self.max_length, min(keep, len(prompts[place])) + max_new)
             batches[-1].append(place)
         return batches
+
+
+def _digest(rows: Sequence[list[int]], options: Options, seeds: Sequence[int]) -> str:
+    """Return a hash of everything that prompts are continued by."""
+    return hashlib.sha256(repr((rows, options, seeds)).encode()).hexdigest()
 
 
 def generation_options(wanted: dict[str, Any]) -> Options:

@@ -20,11 +20,13 @@ from tasks.errors import UserError
 from tasks.text.evaluation.batching import (
     Family,
     Piece,
+    batch_digest,
     cut,
     family_batches,
     single_batches,
     split_families,
 )
+from tasks.text.evaluation.journal import Journal
 from xsa_core import GPT, KVCache, Mask
 
 LOGIT_ELEMENTS = 1 << 24  # logits held at a time: 64 MB in float32
@@ -58,15 +60,25 @@ class Scorer:
         model: the decoder, on its device; it is used in evaluation mode.
         budget: positions of a batch, by default by device. A GPU that runs out of memory halves it.
         share_contexts: read a context once for all its continuations.
+        journal: keeps every batch's scores, and has those of an evaluation that was stopped. Batches are
+            those of all requests, whatever is kept, so that going on rounds as going through does.
     """
 
-    def __init__(self, model: GPT, budget: int | None = None, *, share_contexts: bool = True) -> None:
+    def __init__(
+        self,
+        model: GPT,
+        budget: int | None = None,
+        *,
+        share_contexts: bool = True,
+        journal: Journal | None = None,
+    ) -> None:
         self.model = model
         self.share_contexts = share_contexts
         self.limit = model.config.max_seq_len
         self.device = model.embedding.weight.device
         self.budget = budget or (CPU_BUDGET if self.device.type == "cpu" else GPU_BUDGET)
         self.counts = Counts()
+        self.journal = journal or Journal()
 
     def __call__(
         self,
@@ -116,7 +128,7 @@ class Scorer:
         while waiting:
             batch = waiting.pop(0)
             try:
-                scores |= run(batch)
+                scores |= self._recalled(batch, run)
             except torch.OutOfMemoryError:
                 if len(batch) == 1:
                     raise UserError(
@@ -129,6 +141,17 @@ class Scorer:
                 waiting = batches(rest, self.budget, self.limit)
                 continue
             advance(len(scores), total)
+
+    def _recalled(self, batch, run) -> dict[Piece, Score]:
+        """Return a batch's scores, from the journal where it has them."""
+
+        def compute() -> list[tuple[float, bool]]:
+            found = run(batch)
+            return [(found[piece].logprob, found[piece].greedy) for piece in pieces]
+
+        pieces = [piece for item in batch for piece in item.pieces]
+        kept = self.journal.recall(lambda: batch_digest(batch), compute)
+        return {piece: Score(*score) for piece, score in zip(pieces, kept, strict=True)}
 
     def _singles(self, batch: Sequence[Piece]) -> dict[Piece, Score]:
         """Pieces with a prefix of their own: one pass over prefix and continuation."""
@@ -145,7 +168,7 @@ class Scorer:
 
     def _families(self, batch: Sequence[Family]) -> dict[Piece, Score]:
         """Families of pieces with one prefix: the prefixes first, then all continuations on their caches."""
-        pieces = [Piece(family.prefix, target) for family in batch for target in family.targets]
+        pieces = [piece for family in batch for piece in family.pieces]
         family_of = [f for f, family in enumerate(batch) for _ in family.targets]
         longer = [n for n, piece in enumerate(pieces) if len(piece.target) > 1]
         lengths = self._ids([len(family.prefix) for family in batch])
