@@ -27,6 +27,9 @@ _HOME = {
     "ParameterRole": "xsa_core.roles",
     "parameter_roles": "xsa_core.roles",
     "linear_cross_entropy": "xsa_core.loss",
+    "convert": "xsa_core.adapters",
+    "revert": "xsa_core.adapters",
+    "set_strength": "xsa_core.adapters",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]

@@ -1,0 +1,313 @@
+"""The attention functions registered with transformers, and the masks that go with them.
+
+Axes: B batch, T queries, S keys, H query heads, Hkv key/value heads, D channels of a head. transformers
+hands over `B H T D`, and takes `B T H D` back.
+
+    xsa_eager   the model's own explicit attention, then exclusion: soft caps, sinks and attention weights
+                stay what they are
+    xsa_sdpa    the fused operator, with masks as scaled_dot_product_attention takes them
+    xsa_flash   the fused operator, with a causal mask named rather than written out wherever it is nothing
+                else, so that a kernel that knows it by name needs no dense one
+
+A module that was not converted computes plain attention under each of them, provided its model was converted
+in part; in a model that never was, they refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xsa_core.adapters.exclusion import CHILD, Exclusion
+from xsa_core.adapters.hf.classes import eager_function
+from xsa_core.adapters.hf.layer import OwnValues, thread
+from xsa_core.adapters.layer import plain_class
+from xsa_core.attention.functional import exclude
+from xsa_core.attention.variants import Call
+
+MARK = "xsa"  # name of the entry in a config that says what was converted
+
+# What the explicit attention of some models knows, and the fused operator does not.
+_ONLY_EAGER = ("softcap", "s_aux", "sinks", "cu_seq_lens_q", "cu_seqlens")
+
+
+@dataclass(frozen=True)
+class EagerCall(Call):
+    """A call that attends by a model's own function.
+
+    Attributes:
+        module, function: of transformers. extras: further arguments of the function.
+        weights: filled with what the function returns beside the output, first call first.
+    """
+
+    module: Any = None
+    function: Any = None
+    extras: dict[str, Any] = field(default_factory=dict)
+    weights: list[Any] = field(default_factory=list)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        own_v: Tensor | None = None,
+        strength: float | Tensor | None = None,
+    ) -> Tensor:
+        """See `Call.attend`."""
+        y, weights = self.function(
+            self.module,
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            self.bias,
+            dropout=self.dropout_p,
+            scaling=self.scale,
+            **self.extras,
+        )
+        self.weights.append(weights)
+        return y if strength is None else exclude(y, v if own_v is None else own_v, strength)
+
+
+def xsa_eager(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The model's own explicit attention, then exclusion.
+
+    Args:
+        query: `B H T D`. key, value: `B Hkv S D`. attention_mask: added to the logits, as the model made it.
+
+    Returns:
+        `B T H D`, and the attention weights.
+    """
+    function = eager_function(plain_class(module))
+    exclusion, own = _state(module)
+    if exclusion is None:
+        return function(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    bias, position_bias = attention_mask, kwargs.pop("position_bias", None)
+    if position_bias is not None:
+        bias = position_bias if bias is None else bias + position_bias
+    scale = getattr(module, "scaling", None) if scaling is None else scaling
+    call = EagerCall(
+        bias=bias, scale=scale, dropout_p=dropout, module=module, function=function, extras=kwargs
+    )
+    own_v = _own_values(module, own, query, value)
+    heads = exclusion(
+        query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), own_v.transpose(1, 2), call
+    )
+    return heads.contiguous(), call.weights[0]
+
+
+def xsa_sdpa(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The fused operator, with masks as `scaled_dot_product_attention` takes them.
+
+    Without a mask and with several queries it is causal where the module is: then the queries are the first
+    T of the S keys (an empty static cache), as in transformers' own function.
+
+    Args:
+        query: `B H T D`. key, value: `B Hkv S D`. attention_mask: bool (True is visible) or added to the
+            logits, broadcasts to `B H T S`.
+
+    Returns:
+        `B T H D` and None.
+
+    Raises:
+        ValueError: an argument only the explicit attention of the model knows.
+    """
+    exclusion, own = _state(module)
+    causal = _is_causal(module, query, attention_mask, is_causal)
+    if exclusion is None:
+        plain = _plain_sdpa()
+        return plain(
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=dropout,
+            scaling=scaling,
+            is_causal=is_causal,
+            **kwargs,
+        )
+    own_v = _own_values(module, own, query, value)
+    T, S = query.shape[2], key.shape[2]
+    if causal and S > T:
+        key, value = key[:, :, :T], value[:, :, :T]
+    return _fused(module, exclusion, query, key, value, own_v, attention_mask, causal, dropout, scaling, kwargs)
+
+
+def xsa_flash(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The fused operator; without a mask, the queries are the last T of the S keys.
+
+    Arguments, result and errors as of :func:`xsa_sdpa`.
+    """
+    exclusion, own = _state(module)
+    causal = _is_causal(module, query, attention_mask, is_causal)
+    if exclusion is None:
+        exclusion, own_v = _PLAIN, query  # not looked at
+    else:
+        own_v = _own_values(module, own, query, value)
+    return _fused(module, exclusion, query, key, value, own_v, attention_mask, causal, dropout, scaling, kwargs)
+
+
+def _fused(module, exclusion, query, key, value, own_v, attention_mask, causal, dropout, scaling, kwargs):
+    for name in _ONLY_EAGER:
+        if kwargs.get(name) is not None:
+            raise ValueError(
+                f"{type(module).__name__} attends with {name}, which the fused operator does not know: use "
+                'model.set_attn_implementation("xsa_eager")'
+            )
+    bias = _bias(attention_mask, kwargs.get("position_bias"), query.dtype, key.shape[2])
+    call = exclusion.call(causal=causal, bias=bias, scale=scaling, dropout_p=dropout)
+    q, k, v, own_v = (x.transpose(1, 2) for x in (query, key, value, own_v))
+    return exclusion(q, k, v, own_v, call).contiguous(), None
+
+
+def flash_style_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] | None = None,
+    attention_mask: Tensor | None = None,
+    **kwargs: Any,
+) -> Tensor | None:
+    """The mask of `xsa_flash`: None where causal attention, the queries last, is all there is to it.
+
+    Arguments as of transformers' mask functions.
+
+    Returns:
+        None, or bool `B 1 T S`, True is visible.
+    """
+    from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+    mask_function = causal_mask_function if mask_function is None else mask_function
+    named = mask_function is causal_mask_function and kwargs.get("allow_is_causal_skip", True)
+    known = isinstance(q_offset, int) and not torch.compiler.is_compiling()
+    if named and known and q_offset + q_length == kv_offset + kv_length:
+        seen = None if attention_mask is None else attention_mask[:, -kv_length:]
+        if seen is None or (seen.shape[1] == kv_length and bool(seen.all())):
+            return None
+    kwargs["allow_is_causal_skip"] = False
+    return sdpa_mask(
+        batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **kwargs
+    )
+
+
+def _state(module: nn.Module) -> tuple[Exclusion | None, OwnValues | None]:
+    """What a converted module is to do; None for one that is to compute plain attention.
+
+    Raises:
+        ValueError: the model was never converted.
+    """
+    exclusion = module._modules.get(CHILD)
+    if exclusion is None:
+        if getattr(getattr(module, "config", None), MARK, None) is None:
+            raise ValueError(
+                f"{type(module).__name__} attends exclusively by name only: call xsa_core.convert(model), or "
+                "model.set_attn_implementation(...) after importing xsa_core.adapters.transformers"
+            )
+        return None, None
+    if exclusion.idle:
+        return None, None
+    own = module.calls[thread()]
+    return (None, None) if own.cross else (exclusion, own)
+
+
+def _own_values(module: nn.Module, own: OwnValues | None, query: Tensor, value: Tensor) -> Tensor:
+    """`B Hkv T D`, the values of the query tokens, with as many heads as `value`.
+
+    Raises:
+        ValueError: they are not known: keys of other tokens, or a cache the module does not update.
+    """
+    T = query.shape[2]
+    found = None if own is None else own.values
+    if found is None:
+        found = value
+    if found.shape[1] != value.shape[1] and value.shape[1] % found.shape[1] == 0:
+        found = found.repeat_interleave(value.shape[1] // found.shape[1], dim=1)
+    if found.shape[1:] != (value.shape[1], T, value.shape[3]):
+        raise ValueError(
+            f"{type(module).__name__} has {T} queries and {value.shape[2]} keys, and the values of the "
+            "query tokens are not among what it gave to its cache; leave this layer out with "
+            "layers=lambda path: ..."
+        )
+    return found.expand(query.shape[0], *found.shape[1:]) if found.shape[0] != query.shape[0] else found
+
+
+def _is_causal(module, query: Tensor, attention_mask: Tensor | None, is_causal: bool | None) -> bool:
+    """Whether a call without a mask is causal, by the rule of transformers' own functions."""
+    if query.shape[2] == 1 or attention_mask is not None:
+        return False
+    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+
+
+def _bias(
+    attention_mask: Tensor | None, position_bias: Tensor | None, dtype: torch.dtype, S: int
+) -> Tensor | None:
+    """Mask and bias as what is added to the logits.
+
+    Hidden keys get the lowest number rather than -inf: a padded query that sees nothing keeps finite
+    gradients, and what it computes is looked at by no one.
+    """
+    bias = attention_mask
+    if bias is not None and not bias.is_floating_point():
+        lowest = torch.finfo(dtype).min
+        bias = torch.zeros(bias.shape, dtype=dtype, device=bias.device).masked_fill_(~bias.bool(), lowest)
+    if position_bias is None:
+        return bias
+    position_bias = position_bias[..., :S]
+    return position_bias if bias is None else bias + position_bias
+
+
+def _plain_sdpa() -> Callable[..., Any]:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    return sdpa_attention_forward
+
+
+class _Plain:
+    """Stands for the :class:`Exclusion` of a module that was not converted."""
+
+    @staticmethod
+    def call(**kwargs: Any) -> Call:
+        return Call(**kwargs)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, own_v: Tensor, call: Call) -> Tensor:
+        return call.attend(q, k, v)
+
+
+_PLAIN = _Plain()

@@ -1,0 +1,90 @@
+"""A converted attention module of transformers: its own forward, with the own values caught on the way.
+
+The attention function of transformers gets keys and values *after* the cache has taken them: a static cache
+hands over its whole buffer, a sliding one what is left of the past, a beam's cache reordered rows. The values
+of the new tokens themselves pass through exactly one place, the `update` of the cache, so that is where they
+are taken.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xsa_core.adapters.hf.classes import foreign_arguments
+from xsa_core.adapters.layer import ConvertedLayer
+
+
+@dataclass
+class OwnValues:
+    """What one forward of a converted module knows of the values of its tokens.
+
+    Attributes:
+        values: `B Hkv T D`, given to the cache; None without a cache.
+        cross: keys come from other tokens.
+    """
+
+    values: Tensor | None = None
+    cross: bool = False
+
+
+class Recorder:
+    """Stands for the `update` of a cache during one forward."""
+
+    def __init__(self, own: OwnValues, update: Any) -> None:
+        self.own, self.update = own, update
+
+    def __call__(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """As `Cache.update`; keys, values `B Hkv T D`."""
+        self.own.values = value_states
+        return self.update(key_states, value_states, *args, **kwargs)
+
+
+class InterfaceLayer(ConvertedLayer):
+    """A module that calls the attention function of transformers; the rest of its forward is its own."""
+
+    calls: dict[int, OwnValues]  # by thread, so that one model can serve several
+
+    def exclusive_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The library's forward; its attention function finds the own values in `calls`."""
+        plain = super(ConvertedLayer, self).forward  # type: ignore[misc]
+        own = OwnValues(cross=self._is_cross(args, kwargs))
+        cache = None if own.cross else _cache(args, kwargs)
+        here = thread()
+        self.calls[here] = own
+        if cache is not None:
+            cache.update = Recorder(own, cache.update)
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            if cache is not None:
+                del cache.update
+            del self.calls[here]
+
+    def _is_cross(self, args: tuple, kwargs: dict) -> bool:
+        for place, name in foreign_arguments(type(self).original):
+            given = kwargs.get(name) if name in kwargs else (args[place] if place < len(args) else None)
+            if given is not None:
+                return True
+        return False
+
+
+def thread() -> int:
+    """Key of the running thread; a traced graph knows only one."""
+    return 0 if torch.compiler.is_compiling() else threading.get_ident()
+
+
+def _cache(args: tuple, kwargs: dict) -> Any:
+    """The cache of self attention among the arguments of a forward, or None."""
+    from transformers.cache_utils import Cache, EncoderDecoderCache
+
+    for value in (*kwargs.values(), *args):
+        if isinstance(value, EncoderDecoderCache):
+            return value.self_attention_cache
+        if isinstance(value, Cache):
+            return value
+    return None
