@@ -10,7 +10,7 @@ from torch import nn
 
 from optimizers.config import OptimizerConfig
 from optimizers.groups import Assignment, assign
-from optimizers.muon import MuonWithAuxAdam
+from optimizers.muon import MuonWithAuxAdam, TorchMuonWithAdamW
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -31,7 +31,19 @@ def build_adamw(assignments: list[Assignment], config: OptimizerConfig) -> torch
 
 
 def build_muon(assignments: list[Assignment], config: OptimizerConfig) -> MuonWithAuxAdam:
-    """Return Muon for hidden matrices and Adam for the rest, in one optimizer."""
+    """Return Muon for hidden matrices and Adam for the rest, over the package muon-optimizer."""
+    return MuonWithAuxAdam(*muon_groups(assignments, config), config.lr_scale)
+
+
+def build_muon_torch(assignments: list[Assignment], config: OptimizerConfig) -> TorchMuonWithAdamW:
+    """Return Muon for hidden matrices and AdamW for the rest, over torch's own classes."""
+    return TorchMuonWithAdamW(*muon_groups(assignments, config), config.lr_scale)
+
+
+def muon_groups(
+    assignments: list[Assignment], config: OptimizerConfig
+) -> tuple[list[dict], list[tuple[int, ...]]]:
+    """Return parameter groups, Adam's first, and for each the row blocks of its matrices."""
     groups = [{**group, "use_muon": False} for group in adam_groups(assignments, config)]
     matrices: dict[tuple[int, ...], list[Assignment]] = {}
     for assignment in assignments:
@@ -49,7 +61,7 @@ def build_muon(assignments: list[Assignment], config: OptimizerConfig) -> MuonWi
             }
         )
         splits.append(split)
-    return MuonWithAuxAdam(groups, splits, config.lr_scale)
+    return groups, splits
 
 
 def adam_groups(assignments: list[Assignment], config: OptimizerConfig) -> list[dict]:
@@ -75,4 +87,5 @@ def adam_groups(assignments: list[Assignment], config: OptimizerConfig) -> list[
 BUILDERS: dict[str, Callable[[list[Assignment], OptimizerConfig], torch.optim.Optimizer]] = {
     "adamw": build_adamw,
     "muon": build_muon,
+    "muon_torch": build_muon_torch,
 }

@@ -14,7 +14,7 @@ class OptimizerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    name: Literal["adamw", "muon"]
+    name: Literal["adamw", "muon", "muon_torch"]
     lr: Positive = Field(description="peak learning rate")
     weight_decay: NonNegative = Field(
         0.1, description="of matrices and embeddings; never of norms, biases, strengths"

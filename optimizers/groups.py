@@ -13,6 +13,7 @@ from optimizers.config import OptimizerConfig
 from xsa_core.roles import ParameterRole, Role, parameter_roles
 
 DECAYED = {Role.HIDDEN_MATRIX, Role.EMBEDDING, Role.HEAD, Role.PATCH}
+WITH_MUON = {"muon", "muon_torch"}
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,9 @@ def assign_one(
     name: str, parameter: nn.Parameter, role: ParameterRole, config: OptimizerConfig
 ) -> Assignment:
     """Apply the rules to one parameter."""
-    muon = config.name == "muon" and role.role is Role.HIDDEN_MATRIX
-    adam_lr = config.adam_lr if config.name == "muon" and config.adam_lr else config.lr
+    has_muon = config.name in WITH_MUON
+    muon = has_muon and role.role is Role.HIDDEN_MATRIX
+    adam_lr = config.adam_lr if has_muon and config.adam_lr else config.lr
     return Assignment(
         name=name,
         parameter=parameter,

@@ -65,13 +65,25 @@ def explain(config) -> int:
     return 0
 
 
+def totals(assignments) -> list[str]:
+    """Return a line for each optimizer and one for all: tensors, parameters, how many of them decay."""
+    lines = []
+    for name in (*dict.fromkeys(each.algorithm for each in assignments), None):
+        chosen = [each for each in assignments if name in {None, each.algorithm}]
+        size = sum(each.parameter.numel() for each in chosen)
+        decayed = sum(each.parameter.numel() for each in chosen if each.weight_decay)
+        lines.append(
+            f"{name or 'all'}: {len(chosen)} tensors, {size:,} parameters, {decayed:,} with weight decay"
+        )
+    return lines
+
+
 def assignment_table(assignments):
-    """Return the table of how each parameter is updated, with their number as its caption."""
+    """Return the table of how each parameter is updated, with totals as its caption."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    total = sum(assignment.parameter.numel() for assignment in assignments)
-    caption = f"{len(assignments)} tensors, {total:,} parameters"
+    caption = "\n".join(totals(assignments))
     table = Table(box=SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left")
     for title in ("parameter", "shape", "role", "optimizer", "lr", "decay"):
         table.add_column(title, no_wrap=title != "parameter", overflow="fold")
