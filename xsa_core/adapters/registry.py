@@ -10,6 +10,7 @@ from torch import nn
 from xsa_core.adapters import torch_nn
 from xsa_core.adapters.base import SELF, UNSUPPORTED, Adapter, Coverage, Found, Settings
 from xsa_core.adapters.exclusion import Exclusion, guard_loading
+from xsa_core.adapters.hf.adapter import ADAPTER as TRANSFORMERS
 from xsa_core.adapters.layer import qualified
 from xsa_core.adapters.recognize import strangers
 from xsa_core.attention.backends import BACKENDS
@@ -18,6 +19,7 @@ from xsa_core.attention.variants import VARIANTS, check_strength
 
 # The first that knows a module has it, so libraries that build on torch.nn come before it.
 ADAPTERS: dict[str, Adapter] = {
+    "transformers": TRANSFORMERS,
     "torch.nn": torch_nn.ADAPTER,
 }
 
@@ -217,8 +219,8 @@ def _refuse_strangers(model: nn.Module, found: Sequence[Found], layers: Layers) 
     for path, module in _strangers(model, found):
         if wanted(path):
             raise ValueError(
-                f"{path or 'the model'} ({qualified(type(module))}) looks like attention and no adapter knows "
-                f"it; if it is none, or is to stay plain, {out}"
+                f"{path or 'the model'} ({qualified(type(module))}) looks like attention and no adapter "
+                f"knows it; if it is none, or is to stay plain, {out}"
             )
 
 

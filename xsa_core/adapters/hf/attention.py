@@ -93,9 +93,7 @@ def xsa_eager(
     function = eager_function(plain_class(module))
     exclusion, own = _state(module)
     if exclusion is None:
-        return function(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-        )
+        return function(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
     bias, position_bias = attention_mask, kwargs.pop("position_bias", None)
     if position_bias is not None:
         bias = position_bias if bias is None else bias + position_bias
@@ -155,7 +153,9 @@ def xsa_sdpa(
     T, S = query.shape[2], key.shape[2]
     if causal and S > T:
         key, value = key[:, :, :T], value[:, :, :T]
-    return _fused(module, exclusion, query, key, value, own_v, attention_mask, causal, dropout, scaling, kwargs)
+    return _fused(
+        module, exclusion, query, key, value, own_v, attention_mask, causal, dropout, scaling, kwargs
+    )
 
 
 def xsa_flash(
@@ -179,7 +179,9 @@ def xsa_flash(
         exclusion, own_v = _PLAIN, query  # not looked at
     else:
         own_v = _own_values(module, own, query, value)
-    return _fused(module, exclusion, query, key, value, own_v, attention_mask, causal, dropout, scaling, kwargs)
+    return _fused(
+        module, exclusion, query, key, value, own_v, attention_mask, causal, dropout, scaling, kwargs
+    )
 
 
 def _fused(module, exclusion, query, key, value, own_v, attention_mask, causal, dropout, scaling, kwargs):

@@ -163,7 +163,14 @@ def foreign_arguments(cls: type) -> tuple[tuple[int, str], ...]:
 
 
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attention_head", "heads")
-_SIZES = ("v_head_dim", "value_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
+_SIZES = (
+    "v_head_dim",
+    "value_head_dim",
+    "head_dim",
+    "attention_head_size",
+    "key_value_proj_dim",
+    "head_size",
+)
 
 
 def sizes(module: nn.Module) -> tuple[int, int] | None:
