@@ -63,6 +63,7 @@ class _ExclusiveAttention(torch.autograd.Function):
     ):
         y, lse, state = PAIRS[kernel].forward(q, k, v, bias, causal, scale, dropout_p)
         if sink_k is not None:
+            kernel_pairs.mark_unseen_(lse, bias, q.shape[1])
             y = sinks.merge_(y, lse, q, sink_k, sink_v, scale)
         c = None
         if exclusive:
@@ -182,7 +183,9 @@ class _AttentionWithLse(torch.autograd.Function):
         y, lse, state = PAIRS[kernel].forward(q, k, v, bias, causal, scale, 0.0)
         ctx.save_for_backward(q, k, v, bias, y, lse, *state)
         ctx.options = (kernel, causal, q.shape[-1] ** -0.5 if scale is None else scale)
-        return y, lse[:, :, : q.shape[1]].clone()
+        own = lse[:, :, : q.shape[1]].clone()
+        kernel_pairs.mark_unseen_(own, bias, q.shape[1])
+        return y, own
 
     @staticmethod
     def backward(ctx, g, dlse):

@@ -7,6 +7,10 @@ where ``state`` is a tuple of two tensors or None that ``backward`` needs again 
 ``backward(dy, q, k, v, y, lse, bias, state, causal, scale, dropout_p, bias_grad)`` returns ``(dq, dk, dv,
 dbias or None)``. ``causal`` means T = S; every other mask is in ``bias`` (B or 1, H or 1, T, S).
 
+A query row that sees nothing, its bias -inf throughout, gives output 0 and no gradients: every forward
+returns ``y = 0`` and a finite ``lse`` there, so that a backward's weights ``exp(-inf - lse)`` vanish. Who
+merges by the log-sum-exp first calls :func:`mark_unseen_`, which puts the true -inf there.
+
 A backward uses its forward's output only through ``rowsum(dy * y)``, which is what lets
 :mod:`xsa_core.attention.fused` pass another tensor in its place.
 """
@@ -45,6 +49,25 @@ def expand_heads(x: Tensor, heads: int) -> Tensor:
 def reduce_heads(dx: Tensor, heads: int) -> Tensor:
     """(B, S, H, D) -> (B, S, Hkv, D): the adjoint of :func:`expand_heads`."""
     return dx if dx.shape[2] == heads else dx.unflatten(2, (heads, -1)).sum(dim=3)
+
+
+def unseen_rows(bias: Tensor) -> Tensor:
+    """The rows (B or 1, H or 1, T or 1) of a bias (..., S) that hide every key; bool."""
+    return bias.detach().amax(dim=-1) == -torch.inf
+
+
+def clear_unseen_(y: Tensor, lse: Tensor, bias: Tensor) -> None:
+    """Make rows that see nothing 0 in ``y`` (B, T, H, D) and ``lse`` (B, H, >= T), for kernels that may leave
+    anything there."""
+    rows = unseen_rows(bias)
+    y.masked_fill_(rows.transpose(1, 2).unsqueeze(-1), 0.0)
+    lse[:, :, : y.shape[1]].masked_fill_(rows, 0.0)
+
+
+def mark_unseen_(lse: Tensor, bias: Tensor | None, T: int) -> None:
+    """Put the log-sum-exp of nothing, -inf, into the rows of ``lse`` (B, H, >= T) that see nothing."""
+    if bias is not None:
+        lse[:, :, :T].masked_fill_(unseen_rows(bias), -torch.inf)
 
 
 def _flash_cpu_forward(q, k, v, bias, causal, scale, dropout_p):
@@ -102,40 +125,56 @@ def _flash_cuda_backward(dy, q, k, v, y, lse, bias, state, causal, scale, dropou
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2), None
 
 
-def aligned_bias(bias: Tensor | None, B: int, H: int, T: int, S: int) -> Tensor | None:
-    """The bias as the efficient kernel wants it: expanded, rows starting at multiples of 16 elements."""
+def bias_as(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bias in another dtype; a finite entry below its range becomes its lowest number, never -inf, which
+    would hide the key instead of disfavouring it."""
+    if bias.dtype == dtype:
+        return bias
+    cast = bias.to(dtype)
+    return cast.masked_fill_((cast == -torch.inf) & (bias != -torch.inf), torch.finfo(dtype).min)
+
+
+def aligned_bias(bias: Tensor | None, q: Tensor, S: int) -> Tensor | None:
+    """The bias (B or 1, H or 1, T, S) as the efficient kernels want it: in the dtype of ``q`` (B, T, H, Dk),
+    expanded to (B, H, T, S), rows dense and starting at multiples of 16 elements."""
     if bias is None:
         return None
-    if S % 16:
-        bias = torch.nn.functional.pad(bias, (0, 16 - S % 16))[..., :S]
-    return bias.expand(B, H, T, S)
+    bias = bias_as(bias, q.dtype)
+    starts = (*bias.stride()[:-1], bias.storage_offset())
+    if bias.stride(-1) != 1 or any(start % 16 for start in starts):
+        padded = bias.new_zeros((*bias.shape[:-1], S + -S % 16))[..., :S]
+        bias = padded.copy_(bias)
+    return bias.expand(q.shape[0], q.shape[2], *bias.shape[2:])
 
 
 def _efficient_forward(q, k, v, bias, causal, scale, dropout_p):
-    (B, T, H, _), S = q.shape, k.shape[1]
+    H, S = q.shape[2], k.shape[1]
     k, v = expand_heads(k, H), expand_heads(v, H)
     y, lse, seed, offset = aten._scaled_dot_product_efficient_attention.default(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        aligned_bias(bias, B, H, T, S),
+        aligned_bias(bias, q, S),
         True,
         dropout_p,
         causal,
         scale=scale,
     )
-    return y.transpose(1, 2), lse, (seed, offset)
+    y = y.transpose(1, 2)
+    if bias is not None:
+        clear_unseen_(y, lse, bias)
+    return y, lse, (seed, offset)
 
 
 def _efficient_backward(dy, q, k, v, y, lse, bias, state, causal, scale, dropout_p, bias_grad):
-    (B, T, H, _), (S, Hkv) = q.shape, k.shape[1:3]
+    H, (S, Hkv) = q.shape[2], k.shape[1:3]
     k, v = expand_heads(k, H), expand_heads(v, H)
     dq, dk, dv, dbias = aten._scaled_dot_product_efficient_attention_backward.default(
         dy.transpose(1, 2),
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        aligned_bias(bias, B, H, T, S),
+        aligned_bias(bias, q, S),
         y.transpose(1, 2),
         lse,
         *state,
@@ -145,7 +184,9 @@ def _efficient_backward(dy, q, k, v, y, lse, bias, state, causal, scale, dropout
         scale=scale,
     )
     dk, dv = (reduce_heads(d.transpose(1, 2), Hkv) for d in (dk, dv))
-    return dq.transpose(1, 2), dk, dv, dbias[..., :S].sum_to_size(bias.shape) if bias_grad else None
+    if not bias_grad:
+        return dq.transpose(1, 2), dk, dv, None
+    return dq.transpose(1, 2), dk, dv, dbias[..., :S].sum_to_size(bias.shape).to(bias.dtype)
 
 
 def _fold(x: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
@@ -188,6 +229,8 @@ def _math_forward(q, k, v, bias, causal, scale, dropout_p):
     for rows in _tiles(B, H, T, S):
         logits = _math_logits(q, keys, bias, causal, scale, rows)
         lse = torch.logsumexp(logits, dim=-1)  # (B, H, t)
+        if bias is not None:
+            lse = lse.masked_fill(lse == -torch.inf, 0.0)
         weights = torch.exp(logits - lse.unsqueeze(-1))
         if dropout_p:
             keep = torch.rand_like(weights) >= dropout_p

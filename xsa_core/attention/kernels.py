@@ -26,11 +26,14 @@ _BLOCK_ELEMENTS = 2048
 
 @triton.jit
 def _direction(v_ptr, offset, inside, TINY: tl.constexpr, ACC: tl.constexpr):
-    """``vh`` (ROWS, BLOCK_D) and ``1/|v|`` (ROWS,), both 0 where the largest entry is below ``TINY``."""
+    """``vh`` (ROWS, BLOCK_D) and ``1/|v|`` (ROWS,), both 0 where the largest entry is below ``TINY``, both
+    NaN where an entry is NaN or infinite."""
     row = tl.load(v_ptr + offset, mask=inside, other=0.0).to(ACC)
     largest = tl.max(tl.abs(row), axis=1)
-    alive = largest >= TINY
-    largest = tl.where(alive, largest, 1.0)
+    faulty = tl.sum((row != row).to(tl.int32), axis=1) > 0  # the maximum of a GPU skips NaN
+    large = largest >= TINY
+    alive = large | faulty
+    largest = tl.where(large, largest, 1.0)
     scaled = row / largest[:, None]
     squares = tl.where(alive, tl.sum(scaled * scaled, axis=1), 1.0)
     norm = tl.sqrt(squares)
@@ -155,9 +158,9 @@ def _backward_kernel(
         if RESTORE:
             y = z + (s * c)[:, None] * unit
             tl.store(y_ptr + dense, y.to(y_ptr.dtype.element_ty), mask=inside)
-        # dv = -s [a z + c g + (s - 2) c a vh] / |v|
-        total -= (s * a * inverse)[:, None] * z + (s * c * inverse)[:, None] * g
-        total -= (s * (s - 2.0) * c * a * inverse)[:, None] * unit
+        # dv = -s [a (z + (s - 2) c vh) + c g] / |v|
+        mirrored = z + ((s - 2.0) * c)[:, None] * unit
+        total -= (s * a * inverse)[:, None] * mirrored + (s * c * inverse)[:, None] * g
     tl.store(dv_ptr + index[:, None] * D + d[None, :], total.to(dv_ptr.dtype.element_ty), mask=inside)
 
 

@@ -154,7 +154,8 @@ def token_statistics(
     lse = lse.transpose(1, 2)  # B H T -> B T H
     if call.sinks is not None:
         y, lse = _with_sinks(q, y, lse, call.sinks, scale, groups)
-    diagonal = torch.exp(logit - lse)
+    # A token that sees nothing has lse -inf, and its own logit is -inf too: it gives itself no weight.
+    diagonal = torch.exp(logit - lse.masked_fill(lse == -torch.inf, 0.0))
     if mask.exclude_self:
         diagonal = torch.where(_sees_nothing_else(k, mask)[..., None], diagonal, 0.0)
     own = unit_and_inverse_norm(v)[0].repeat_interleave(groups, dim=2)

@@ -76,13 +76,14 @@ def unit_and_inverse_norm(v: Tensor) -> tuple[Tensor, Tensor]:
 
     A vector whose largest entry is below the smallest normal number of its dtype counts as zero: both results
     are 0, so nothing is removed and no gradient divides by it. Others are scaled by their largest entry
-    first, so that the square of a tiny or huge entry neither vanishes nor overflows.
+    first, so that the square of a tiny or huge entry neither vanishes nor overflows. NaN and infinite entries
+    have no direction: both results are NaN, so that the fault shows.
     """
     tiny = torch.finfo(v.dtype).tiny
     v = v.to(accumulation_dtype(v.dtype))
     # The unit vector does not depend on the scale, so the scale is a constant to autograd.
     largest = v.detach().abs().amax(dim=-1, keepdim=True)
-    alive = largest >= tiny
+    alive = ~(largest < tiny)  # true for NaN
     largest = torch.where(alive, largest, torch.ones_like(largest))
     scaled = v / largest
     squares = scaled.square().sum(dim=-1, keepdim=True)  # in [1, D] for a live vector
@@ -120,7 +121,8 @@ def exclude_adjoint(
     ``c``.
 
     With ``a = g . vh``: ``dy = g - s a vh``, ``dv = -s [a z + c g + (s - 2) c a vh] / |v|`` summed over the
-    group, and ``ds = -c a`` per token and head.
+    group, and ``ds = -c a`` per token and head. Computed as ``(a/|v|) (z + (s - 2) c vh) + (c/|v|) g``: no
+    intermediate leaves the range of numbers unless ``|y|/|v|``, ``|g|/|v|`` or the result does.
 
     Derivation: ``z = y - s (y.v) v / (v.v)``, so ``dv = -s [(g.v) y + (y.v) g - 2 (y.v)(g.v) v / (v.v)] /
     (v.v)``; put ``y = z + s c vh``.
@@ -145,8 +147,8 @@ def exclude_adjoint(
     s = s.unsqueeze(-1) if isinstance(s, Tensor) else s
     a = (grouped * vh).sum(dim=-1, keepdim=True)  # (B, T, Hkv, G, 1)
     dy = grouped - s * a * vh
-    inner = a * zg + cg * grouped + (s - 2) * cg * a * vh
-    dv = (-s * inner * inverse).sum(dim=3)  # (B, T, Hkv, D)
+    inner = (a * inverse) * (zg + (s - 2) * cg * vh) + (cg * inverse) * grouped
+    dv = (-s * inner).sum(dim=3)  # (B, T, Hkv, D)
     ds = -(cg * a).squeeze(-1).flatten(2, 3)
     return dy.flatten(2, 3).to(g.dtype), dv.to(v.dtype), ds
 

@@ -39,7 +39,7 @@ def reference_attention(
 
     Returns:
         y (B, T, H, Dv) in q's dtype; weights (B, H, T, S), or (B, H, T, N + S) with the sinks first, and lse
-        (B, H, T), both in the accumulation type.
+        (B, H, T), both in the accumulation type. A query that sees nothing has y 0 and lse -inf.
     """
     acc = accumulation_dtype(q.dtype)
     B, T, H, Dk = q.shape
@@ -57,8 +57,11 @@ def reference_attention(
         sink_k, sink_v = (x.to(acc).repeat_interleave(group, dim=1) for x in sinks)  # (N, H, D)
         logits = torch.cat([torch.einsum("bthd,nhd->bhtn", qa, sink_k) * scale, logits], dim=-1)
         va = torch.cat([sink_v.expand(B, *sink_v.shape), va], dim=1)  # (B, N + S, H, Dv)
-    lse = torch.logsumexp(logits, dim=-1)
-    weights = torch.softmax(logits, dim=-1)
+    # A row that sees nothing has weights 0; it is computed on zeros, for the sake of its gradients.
+    nothing = (logits == -torch.inf).all(dim=-1, keepdim=True)
+    logits = logits.masked_fill(nothing, 0.0)
+    lse = torch.logsumexp(logits, dim=-1).masked_fill(nothing.squeeze(-1), -torch.inf)
+    weights = torch.softmax(logits, dim=-1).masked_fill(nothing, 0.0)
     dropped = torch.dropout(weights, dropout_p, train=True) if dropout_p else weights
     y = torch.einsum("bhts,bshd->bthd", dropped, va)
     return y.to(q.dtype), weights, lse

@@ -15,7 +15,13 @@ from typing import Any
 
 from torch import Tensor
 
-from xsa_core.attention.kernel_pairs import KernelPair, aligned_bias, expand_heads, reduce_heads
+from xsa_core.attention.kernel_pairs import (
+    KernelPair,
+    aligned_bias,
+    clear_unseen_,
+    expand_heads,
+    reduce_heads,
+)
 from xsa_core.attention.masks import Mask
 
 _PLANS: weakref.WeakKeyDictionary[Mask, dict[tuple[int, ...], Plan | None]] = weakref.WeakKeyDictionary()
@@ -93,7 +99,7 @@ def _bias(q: Tensor, k: Tensor, dense: Tensor | None, plan: Plan | None) -> Any:
     """The attn_bias argument: the dense one where there is one, in q's dtype."""
     if dense is None:
         return plan.bias if plan is not None else None
-    return aligned_bias(dense.to(q.dtype), q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    return aligned_bias(dense, q, k.shape[1])
 
 
 def _forward(q, k, v, bias, plan, scale, dropout_p):
@@ -104,6 +110,8 @@ def _forward(q, k, v, bias, plan, scale, dropout_p):
     y, lse = fmha.memory_efficient_attention_forward_requires_grad(
         _packed(q, plan), _packed(k, plan), _packed(v, plan), _bias(q, k, bias, plan), 0.0, scale
     )
+    if bias is not None:
+        clear_unseen_(y, lse, bias)
     if plan is not None and plan.packed:
         y, lse = y.view(B, T, *y.shape[2:]), lse.view(H, B, T).transpose(0, 1)  # (1, H, B T) -> (B, H, T)
     return y, lse, (None, None)

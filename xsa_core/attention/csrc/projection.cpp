@@ -4,7 +4,7 @@
 //
 //   forward    c = y.vh, z = y - s c vh                               with vh = v/|v|
 //   adjoint    a = g.vh, dy = g - s a vh, ds = -c a,
-//              dv = -s [a z + c g + (s - 2) c a vh] / |v| summed over the group, y = z + s c vh
+//              dv = -s [a (z + (s - 2) c vh) + c g] / |v| summed over the group, y = z + s c vh
 //
 // One unit of work is a token and a value head: its v row is read once for the G query heads that use it.
 // Rows are dense in D and strided at will in B, T and H.
@@ -172,8 +172,7 @@ struct Backward {
       store_scaled<T>(dy + flat * D, grow, -s * a * dir.inverse, dir.row, D);
       if (y) store_scaled<T>(y + flat * D, zrow, s * c[flat] * dir.inverse, dir.row, D);
       if (ds) ds[flat] = -c[flat] * a;
-      const A along = k * (s - 2) * c[flat] * a * dir.inverse;
-      combine<A>(sum, j == 0, k * a, zrow, k * c[flat], grow, along, dir.row, D);
+      combine<A>(sum, j == 0, k * a, zrow, (s - 2) * c[flat] * dir.inverse, dir.row, k * c[flat], grow, D);
     }
     narrow<T>(sum, dv + i * D, D);
   }
@@ -197,7 +196,8 @@ struct Backward {
       grow.plus(k * a, u).store(dy + flat * D);
       if (y) zrow.plus(-k * c[flat], u).store(y + flat * D);
       if (ds) ds[flat] = -c[flat] * a;
-      sum = sum.plus(k * a, zrow).plus(k * c[flat], grow).plus(k * (s - 2) * c[flat] * a * inverse, u);
+      const auto mirrored = zrow.plus((s - 2) * c[flat] * inverse, u);
+      sum = sum.plus(k * a, mirrored).plus(k * c[flat], grow);
     }
     sum.store(dv + i * D);
     return true;

@@ -115,20 +115,19 @@ inline void store_scaled(T* out, const Acc<T>* x, Acc<T> k, const Acc<T>* u, int
   }
 }
 
-// acc (=|+=) p z + q g + r u
+// acc (=|+=) p (z + r u) + q g. The nesting keeps every intermediate within the range of y, g and the sum.
 template <typename A>
-inline void combine(A* acc, bool first, A p, const A* z, A q, const A* g, A r, const A* u, int64_t n) {
+inline void combine(A* acc, bool first, A p, const A* z, A r, const A* u, A q, const A* g, int64_t n) {
   using V = Vectorized<A>;
   const V pv(p), qv(q), rv(r);
   int64_t i = 0;
   for (; i + V::size() <= n; i += V::size()) {
-    V sum = rv * V::loadu(u + i);
+    V sum = pv * at::vec::fmadd(rv, V::loadu(u + i), V::loadu(z + i));
     sum = at::vec::fmadd(qv, V::loadu(g + i), sum);
-    sum = at::vec::fmadd(pv, V::loadu(z + i), sum);
     if (!first) sum = sum + V::loadu(acc + i);
     sum.store(acc + i);
   }
-  for (; i < n; ++i) acc[i] = (first ? A(0) : acc[i]) + (p * z[i] + q * g[i] + r * u[i]);
+  for (; i < n; ++i) acc[i] = (first ? A(0) : acc[i]) + (p * (z[i] + r * u[i]) + q * g[i]);
 }
 
 // The direction of a value row: vh = row * inverse, 1/|v| = true_inverse; both 0 for one that counts as zero.
@@ -139,15 +138,17 @@ struct Direction {
   A true_inverse;
 };
 
-// Bounds on the sum of squares within which it is exact enough and the largest entry surely normal in T.
+// Bounds on the sum of squares within which it is exact enough, the largest entry surely normal in T, and
+// products with an undivided row safe: with 1e-6 <= |v| <= 1e6 neither y.v nor (y.v) / |v|^2 leaves the range
+// of float32 for entries of y between 1e-30 and 1e30. Rows outside are scaled first.
 template <typename T>
 struct Bounds {
   Acc<T> low, high;
   explicit Bounds(int64_t n) {
     using A = Acc<T>;
     const A tiny = static_cast<A>(std::numeric_limits<T>::min());
-    low = std::max<A>(std::is_same_v<A, double> ? A(1e-280) : A(1e-30), static_cast<A>(n) * tiny * tiny);
-    high = std::is_same_v<A, double> ? A(1e280) : A(1e30);
+    low = std::max<A>(std::is_same_v<A, double> ? A(1e-200) : A(1e-12), static_cast<A>(n) * tiny * tiny);
+    high = std::is_same_v<A, double> ? A(1e200) : A(1e12);
   }
   bool hold(Acc<T> squares) const { return squares >= low && squares <= high; }
 };
@@ -161,6 +162,7 @@ inline Direction<Acc<T>> direction(const T* v, Acc<T>* scratch, const Bounds<T>&
     const A inverse = A(1) / std::sqrt(squares);
     return {row, inverse, inverse};
   }
+  if (std::isnan(squares)) return {row, squares, squares};  // stays visible; max() below would lose it
   A largest = 0;
   for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::abs(row[i]));
   if (!(largest >= static_cast<A>(std::numeric_limits<T>::min()))) return {row, A(0), A(0)};
