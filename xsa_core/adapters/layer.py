@@ -39,6 +39,11 @@ class ConvertedLayer:
         """(kind, reason) where this instance of the class is not to be converted."""
         return None
 
+    @staticmethod
+    def refuse(settings: Settings) -> str | None:
+        """Why the class cannot do what is asked, None where it can."""
+        return None
+
     def exclusive_forward(self, *args: Any, **kwargs: Any) -> Any:
         """The library's forward with exclusion."""
         raise NotImplementedError
@@ -153,7 +158,10 @@ class TableAdapter:
     def check(self, model: nn.Module, found: Sequence[Found], settings: Settings) -> None:
         """See :class:`xsa_core.adapters.base.Adapter`."""
         for row in found:
-            build_exclusion(row.module, *self._layer(row).sizes(row.module), settings)
+            layer = self._layer(row)
+            if reason := layer.refuse(settings):
+                raise ValueError(f"{row.path or 'the model'} ({row.cls}): {reason}; leave the layer out")
+            build_exclusion(row.module, *layer.sizes(row.module), settings)
 
     def attach(self, model: nn.Module, found: Sequence[Found], settings: Settings) -> None:
         """See :class:`xsa_core.adapters.base.Adapter`."""

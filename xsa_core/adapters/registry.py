@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from xsa_core.adapters import torch_nn
+from xsa_core.adapters import timm, torch_nn
 from xsa_core.adapters.base import SELF, UNSUPPORTED, Adapter, Coverage, Found, Settings
 from xsa_core.adapters.exclusion import Exclusion, guard_loading
 from xsa_core.adapters.hf.adapter import ADAPTER as TRANSFORMERS
@@ -20,6 +20,7 @@ from xsa_core.attention.variants import VARIANTS, check_strength
 # The first that knows a module has it, so libraries that build on torch.nn come before it.
 ADAPTERS: dict[str, Adapter] = {
     "transformers": TRANSFORMERS,
+    "timm": timm.ADAPTER,
     "torch.nn": torch_nn.ADAPTER,
 }
 
