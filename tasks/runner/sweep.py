@@ -1,4 +1,4 @@
-"""Run the cells of a suite one after another, so that whatever happens no finished work is lost.
+"""Run the cells of a suite, some at a time, so that whatever happens no finished work is lost.
 
 The records are the state: a cell is done when its record says so. Nothing else is kept, so a sweep may be
 killed, started again, or started twice at once: each cell is taken under a lock, and a run that was stopped
@@ -8,199 +8,123 @@ goes on from its checkpoint.
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Protocol
+from collections.abc import Sequence
 
-from filelock import FileLock, Timeout
-
-from tasks.errors import UserError
 from tasks.runner import sweep_jobs
 from tasks.runner.signals import stop_on_signal
-from tasks.runner.sweep_jobs import RUN_LOCK, SWEEP_LOCK, Job, Work
+from tasks.runner.sweep_attempt import Attempt, Start, take
+from tasks.runner.sweep_jobs import Work
+from tasks.runner.sweep_rows import Display, Row, State, row_of
+from tasks.runner.sweep_slots import Slot
 
-POLL_SECONDS = 0.5  # between looks at the running job
+POLL_SECONDS = 0.1  # between looks at the running jobs
+SHOW_SECONDS = 0.5  # between updates of the table where no cell changed its state
 ELSEWHERE_SECONDS = 3.0  # between looks at cells that other processes hold
-GRACE_SECONDS = 20.0  # for a job that was told to end at once
-
-
-class State(StrEnum):
-    """Where a cell stands."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    ELSEWHERE = "elsewhere"  # another process is at it
-    DONE = "done"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-
-@dataclass
-class Row:
-    """A cell in the live table."""
-
-    work: Work
-    state: State
-    detail: str = ""
-    step: int = 0
-    loss: float | None = None
-    seconds: float = 0.0
-
-    @property
-    def total(self) -> int:
-        """Return the steps of the cell's run, 0 for a command."""
-        return self.work.config.loop.max_steps if self.work.config is not None else 0
-
-
-class Display(Protocol):
-    """What shows the rows."""
-
-    def update(self, rows: Sequence[Row]) -> None:
-        """Show the rows as they are now."""
-
-    def note(self, line: str) -> None:
-        """Show a line that stays."""
-
-
-def state_of(work: Work, retry_failed: bool) -> tuple[State, str]:
-    """Return where a cell stands by its records alone, and why it failed if it did."""
-    if work.is_done():
-        return State.DONE, ""
-    record = work.record()
-    if record is not None and record.status == "failed" and not retry_failed:
-        return State.FAILED, record.reason or ""
-    if record is not None and record.status == "interrupted":
-        return State.WAITING, "goes on from its checkpoint"
-    return State.WAITING, ""
+GRACE_SECONDS = 20.0  # for jobs that were told to end at once
 
 
 class Sweep:
-    """One pass over the cells until each is done, failed, or the sweep is told to stop."""
+    """One pass over the cells until each is done, failed, or the sweep is told to stop.
+
+    Args:
+        slots: room for the cells that run at once, one each.
+        retry_failed: run cells again whose record says that they failed.
+        start: how a job is started, `start(job, directory, slot)`.
+    """
 
     def __init__(
         self,
         works: Sequence[Work],
         display: Display,
         *,
+        slots: Sequence[Slot] = (Slot(),),
         retry_failed: bool = False,
-        start: Callable[..., subprocess.Popen] = sweep_jobs.start,
+        start: Start = sweep_jobs.start,
     ) -> None:
-        self.rows = [Row(work, *state_of(work, retry_failed)) for work in works]
+        self.rows = [row_of(work, retry_failed) for work in works]
         self.display, self.retry_failed, self.start = display, retry_failed, start
+        self.free = list(slots)
+        self.active: list[Attempt] = []
         self.stop: int | None = None
-        self.process: subprocess.Popen | None = None
+        self.looked = float("-inf")  # when cells of other processes were last looked at
 
     def run(self) -> int:
         """Run what is to be run; return 0 when all is done, 1 where something failed, 128+n when stopped."""
         self.display.update(self.rows)
         with stop_on_signal(self._ask):
-            waiting = [row for row in self.rows if row.state is State.WAITING]
-            while waiting and self.stop is None:
-                waiting = self._round(waiting)
+            try:
+                self._until_settled()
+            finally:
+                self._end()
         self.display.update(self.rows)
         if self.stop is not None:
             return 128 + self.stop
         return int(any(row.state is not State.DONE for row in self.rows))
 
-    def _round(self, waiting: list[Row]) -> list[Row]:
-        """Try every waiting cell once; return those that other processes hold, after a pause for them."""
-        held = []
-        for row in waiting:
-            if self.stop is not None:
-                break
-            if not self._attempt(row):
-                held.append(row)
-            self.display.update(self.rows)
-        if held and len(held) == len(waiting) and self.stop is None:
-            time.sleep(ELSEWHERE_SECONDS)
-        return held
+    def _until_settled(self) -> None:
+        shown, when = [row.state for row in self.rows], time.monotonic()
+        while True:
+            self._fill()
+            self.active = [attempt for attempt in self.active if not self._advance(attempt)]
+            states, now = [row.state for row in self.rows], time.monotonic()
+            if states != shown or now - when >= SHOW_SECONDS:
+                self.display.update(self.rows)
+                shown, when = states, now
+            open_states = {State.RUNNING} if self.stop is not None else {State.RUNNING, State.WAITING}
+            # Cells that others hold are waited for: they may die, and then the cell is ours.
+            if self.stop is None:
+                open_states.add(State.ELSEWHERE)
+            if not open_states & set(states):
+                return
+            # A free slot and a free cell: no reason to wait.
+            if not (self.free and State.WAITING in states and self.stop is None):
+                time.sleep(POLL_SECONDS)
 
-    def _attempt(self, row: Row) -> bool:
-        """Bring a cell to its end if no other process is at it; tell whether it is settled."""
-        work = row.work
-        try:
-            work.directory.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(work.directory / SWEEP_LOCK)
-            lock.acquire(timeout=0)
-        except Timeout:
-            row.state = State.ELSEWHERE
-            return False
-        except OSError as error:
-            raise UserError(f"{work.directory}: cannot be written ({error.strerror})") from error
-        try:
-            row.state, row.detail = state_of(work, self.retry_failed)  # another sweep may have been here
-            if row.state is not State.WAITING:
-                return True
-            if sweep_jobs.is_held(work.directory / RUN_LOCK):
-                row.state = State.ELSEWHERE
-                return False
-            return self._run_jobs(row)
-        finally:
-            lock.release()
+    def _advance(self, attempt: Attempt) -> bool:
+        """Tell whether a cell is settled; its slot is free then."""
+        settled = attempt.advance(self.stop is not None)
+        if settled:
+            self.free.append(attempt.slot)
+        return settled
 
-    def _run_jobs(self, row: Row) -> bool:
-        row.state, began = State.RUNNING, time.monotonic()
-        for job in row.work.jobs:
-            if job.done():
+    def _fill(self) -> None:
+        """Give free slots to waiting cells, then to those of others that have become free."""
+        self._take([row for row in self.rows if row.state is State.WAITING])
+        if self.free and time.monotonic() - self.looked >= ELSEWHERE_SECONDS:
+            self._take([row for row in self.rows if row.state is State.ELSEWHERE])
+            self.looked = time.monotonic()
+
+    def _take(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            if not self.free or self.stop is not None:
+                return
+            attempt = take(row, self.free[0], self.start, self.retry_failed)
+            if attempt is None:
                 continue
-            self._run_job(row, job, began)
-            if row.state is not State.RUNNING:
-                return row.state is not State.ELSEWHERE
-        row.state, row.detail = State.DONE, ""
-        return True
-
-    def _run_job(self, row: Row, job: Job, began: float) -> None:
-        """Run one job to its end and let the row say how it ended; RUNNING means: go on."""
-        work = row.work
-        before = work.record()
-        log = work.directory / sweep_jobs.LOG
-        position = log.stat().st_size if log.exists() else 0
-        row.detail = "" if job.name == "run" else job.name
-        self.process = self.start(job, work.directory)
-        status = self._wait(row, began)
-        if job.done():
-            return
-        after = work.record()
-        fresh = after is not None and after != before
-        if self.stop is not None or (fresh and after.status == "interrupted"):
-            row.state = State.STOPPED
-            row.detail = "its checkpoint is written" if fresh else "stopped"
-        elif fresh and after.status == "failed":
-            row.state, row.detail = State.FAILED, after.reason or ""
-        elif status == 2 and sweep_jobs.is_held(work.directory / RUN_LOCK):
-            row.state = State.ELSEWHERE
-        else:
-            row.state, row.detail = State.FAILED, sweep_jobs.why(work.directory, position, status)
-            if job.name == "run" and work.config is not None:
-                sweep_jobs.record_failure(work.config, work.directory, row.detail)
-            else:
-                row.detail = f"{job.name}: {row.detail}"
-
-    def _wait(self, row: Row, began: float) -> int:
-        """Wait for the running job and keep the table alive; a second signal ends it at once."""
-        try:
-            while True:
-                try:
-                    return self.process.wait(POLL_SECONDS)
-                except subprocess.TimeoutExpired:
-                    row.step, row.loss = sweep_jobs.position(row.work.directory)
-                    row.seconds = time.monotonic() - began
-                    self.display.update(self.rows)
-        finally:
-            if self.process.poll() is None:  # an exception is on its way
-                self.process.send_signal(signal.SIGINT)
-                try:
-                    self.process.wait(GRACE_SECONDS)
-                except subprocess.TimeoutExpired:
-                    self.process.kill()
-                    self.process.wait()
-            row.seconds = time.monotonic() - began
-            self.process = None
+            self.free.pop(0)
+            self.active.append(attempt)
+            if self._advance(attempt):
+                self.active.remove(attempt)
+            if self.stop is not None:  # the signal came while the job was being started
+                attempt.tell(self.stop)
 
     def _ask(self, number: int) -> None:
-        """Pass a first signal on to the running job: it writes its checkpoint and ends."""
+        """Pass a first signal on to the running jobs: they write their checkpoints and end."""
         self.stop = number
-        self.display.note(f"{signal.Signals(number).name}: the running cell writes its checkpoint")
-        if self.process is not None:
-            self.process.send_signal(number)
+        self.display.note(f"{signal.Signals(number).name}: what runs writes its checkpoint")
+        for attempt in self.active:
+            attempt.tell(number)
+
+    def _end(self) -> None:
+        """End what still runs because an exception is on its way."""
+        for attempt in self.active:
+            attempt.tell(signal.SIGINT)
+        deadline = time.monotonic() + GRACE_SECONDS
+        for attempt in self.active:
+            if attempt.process is not None:
+                try:
+                    attempt.process.wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    attempt.process.kill()
+                    attempt.process.wait()
+            attempt.lock.release()

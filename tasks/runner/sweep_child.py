@@ -1,7 +1,8 @@
-"""`python -m tasks.runner.sweep_child COMMAND ...`: a command that stops when the sweep above it dies.
+"""`python -m tasks.runner.sweep_child PARENT CORES COMMAND ...`: a command of a sweep, in its slot.
 
-A sweep that is killed cannot ask its run to stop, and a run left behind would compete with the next sweep.
-So the system is asked to do it (Linux): the run gets SIGTERM, writes its checkpoint and ends.
+It keeps to its cores (numbers with commas between, or `-` for those it has), and it stops when the sweep
+above it dies. A sweep that is killed cannot ask its run to stop, and a run left behind would compete with the
+next sweep. So the system is asked to do it (Linux): the run gets SIGTERM, writes its checkpoint and ends.
 """
 
 import contextlib
@@ -21,8 +22,16 @@ def end_with_parent(parent: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+def keep_to(cores: str) -> None:
+    """Keep this process, and all that it starts, to some cores."""
+    if cores != "-":
+        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+
+
 if __name__ == "__main__":
     end_with_parent(int(sys.argv[1]))
+    # Before torch is imported: its thread pools count the cores then.
+    keep_to(sys.argv[2])
     from tasks.runner.cli import main
 
-    sys.exit(main(sys.argv[2:]))
+    sys.exit(main(sys.argv[3:]))

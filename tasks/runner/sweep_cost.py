@@ -3,6 +3,7 @@
 An estimate for planning: a run's own clock, or a rate that was measured on other runs.
 """
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -13,8 +14,8 @@ from tasks.runner.config.schema import RunConfig
 from tasks.runner.device import available_cores
 from tasks.runner.plan import GPUS, MODELS, samples_per_step
 from tasks.runner.progress import duration
-from tasks.runner.sweep import Row, State
 from tasks.runner.sweep_jobs import known_records
+from tasks.runner.sweep_rows import Row, State
 
 CORE_RATE = 5e10  # FLOP/s of a CPU core in bfloat16 on a small model, where no record tells
 START_SECONDS = 8.0  # a process with torch, data and kernels
@@ -45,26 +46,30 @@ def operations(config: RunConfig) -> float | None:
     return tokens * sum(model.flops_per_token(sizes))
 
 
-def cost_of(config: RunConfig, records: Sequence[RunRecord], rate: float | None) -> Cost:
-    """Return the cost of one run: the time of the same cell at another seed or attention, else by `rate`."""
+def cost_of(config: RunConfig, records: Sequence[RunRecord], rate: float | None, cores: int) -> Cost:
+    """Return the cost of one run on `cores`: the time of the same cell at another seed or attention, else by
+    `rate`, FLOP/s of a core. A run that had more or fewer threads is taken to scale with them.
+    """
     flops = operations(config)
     known = [
-        (record.throughput.seconds_training or 0) + (record.throughput.seconds_evaluation or 0)
+        ((record.throughput.seconds_training or 0) + (record.throughput.seconds_evaluation or 0))
+        * max(1, record.environment.threads)
+        / cores
         for record in records
         if record.cell_hash == config.cell_hash() and record.throughput.seconds_training
     ]
     if known:
         return Cost(median(known) + START_SECONDS, flops, True)
-    return Cost(flops / rate + START_SECONDS if flops and rate else None, flops, False)
+    return Cost(flops / (rate * cores) + START_SECONDS if flops and rate else None, flops, False)
 
 
 def measured_rate(records: Sequence[RunRecord], tasks: set[str]) -> float | None:
-    """Return the median FLOP/s of the completed runs of these tasks, by their own clocks."""
+    """Return the median FLOP/s and core of the completed runs of these tasks, by their own clocks."""
     rates = []
     for record in records:
         speed = record.throughput.tokens_per_second
         if record.task in tasks and record.task in MODELS and speed:
-            rates.append(speed * per_token(record))
+            rates.append(speed * per_token(record) / max(1, record.environment.threads))
     rates = [rate for rate in rates if rate]
     return median(rates) if rates else None
 
@@ -81,8 +86,12 @@ def per_token(record: RunRecord) -> float:
     return sum(model.flops_per_token(model.sizes_of(config, model.vocabulary_of(config))))
 
 
-def estimate(rows: Sequence[Row]) -> list[str]:
-    """Return lines on what the cells that are not done would cost on this machine, and on GPUs if long."""
+def estimate(rows: Sequence[Row], jobs: int = 1) -> list[str]:
+    """Return lines on what the cells that are not done would cost on this machine, and on GPUs if long.
+
+    With several `jobs` at once each has a part of the cores, so that the sum stays what one at a time costs;
+    but the end comes no sooner than the longest cell on its part.
+    """
     missing = [row.work for row in rows if row.state is not State.DONE]
     configs = [work.config for work in missing if work.config is not None]
     if not missing:
@@ -93,18 +102,21 @@ def estimate(rows: Sequence[Row]) -> list[str]:
     records = [r for r in everything if isinstance(r, RunRecord) and r.status == "completed"]
     here = [r for r in records if r.environment.device == "cpu"]
     found = measured_rate(here, {config.task for config in configs})
-    rate = found or CORE_RATE * available_cores()
-    costs = [cost_of(config, here, rate) for config in configs]
+    rate, cores = found or CORE_RATE, max(1, available_cores() // jobs)
+    costs = [cost_of(config, here, rate, cores) for config in configs]
     known = [cost for cost in costs if cost.seconds is not None]
-    origin = f"{found:.2g} FLOP/s as in earlier runs" if found else f"{rate:.2g} FLOP/s, a premise"
+    origin = f"{rate:.2g} FLOP/s and core" + (" as in earlier runs" if found else ", a premise")
     measured = sum(cost.measured for cost in known)
     lines = []
     if known:
-        total, longest = sum(c.seconds for c in known), max(c.seconds for c in known)
+        total, longest = makespan([c.seconds for c in known], jobs), max(c.seconds for c in known)
         flops = sum(cost.flops or 0 for cost in known)
         if total <= LONGEST_CPU:
+            at_once = (
+                f" with {jobs} at a time on {cores} core{'s' if cores > 1 else ''} each" if jobs > 1 else ""
+            )
             lines.append(
-                f"{len(known)} cells to run, {flops:.3g} FLOPs: about {spent(total)} on this CPU, "
+                f"{len(known)} cells to run, {flops:.3g} FLOPs: about {spent(total)} on this CPU{at_once}, "
                 f"the longest {spent(longest)} ({measured} by the time of the same cell, "
                 f"{len(known) - measured} by {origin})"
             )
@@ -113,10 +125,21 @@ def estimate(rows: Sequence[Row]) -> list[str]:
         if total > DAY:
             gpu = GPUS[GPU]
             seconds = flops / (gpu.peak * UTILISATION)
-            lines.append(f"on GPUs: {spent(seconds)} of one {gpu.name} at {UTILISATION:.0%} of its peak")
+            each = f", {spent(seconds / jobs)} of {jobs}" if jobs > 1 else ""
+            lines.append(
+                f"on GPUs: {spent(seconds)} of one {gpu.name} at {UTILISATION:.0%} of its peak{each}"
+            )
     if len(known) < len(costs):
         lines.append(f"{len(costs) - len(known)} cells of unknown cost: no record and no model of their task")
     return lines
+
+
+def makespan(seconds: Sequence[float], jobs: int) -> float:
+    """Return when the last of some cells ends, where each free slot takes the next one."""
+    free = [0.0] * jobs
+    for each in seconds:
+        heapq.heapreplace(free, free[0] + each)
+    return max(free)
 
 
 def spent(seconds: float) -> str:

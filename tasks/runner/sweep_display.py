@@ -4,6 +4,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from statistics import median
 from types import TracebackType
 from typing import Self
 
@@ -14,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tasks.runner.progress import duration
-from tasks.runner.sweep import Row, State
+from tasks.runner.sweep_rows import Row, State
 
 PLAIN_SECONDS = 30.0  # between plain lines about the running cell
 LEAST_ROWS = 6
@@ -35,24 +36,44 @@ def summary(rows: Sequence[Row]) -> str:
     return f"{len(rows)} cells: {', '.join(parts)}"
 
 
+def steps(row: Row) -> str:
+    """Return how many steps of how many a cell has made, nothing where none are known."""
+    at_it = row.state in {State.RUNNING, State.STOPPED} and row.total
+    return f"{row.step:,}/{row.total:,}" if at_it else ""
+
+
 def progress(row: Row) -> str:
     """Return how far a cell is, in words."""
     parts = [row.detail] if row.detail else []
-    if row.state in {State.RUNNING, State.STOPPED} and row.total:
-        parts.append(f"step {row.step:,}/{row.total:,}")
-    if row.state is State.RUNNING and row.loss is not None:
-        parts.append(f"loss {row.loss:.4f}")
-    if row.seconds:
-        parts.append(duration(row.seconds))
+    parts += [f"step {steps(row)}"] if steps(row) else []
+    if row.state is State.RUNNING:
+        parts += [f"loss {row.loss:.4f}"] if row.loss is not None else []
+        parts += [f"{row.rate:,.0f}/s"] if row.rate is not None else []
+    parts += [duration(row.seconds)] if row.seconds else []
+    parts += [f"{duration(row.left)} left"] if row.left is not None else []
     return ", ".join(parts)
 
 
+def remaining(rows: Sequence[Row]) -> float | None:
+    """Return the seconds until all is done: by the running cells, and by what cells took in this sweep.
+
+    None while neither tells.
+    """
+    running = [row for row in rows if row.state is State.RUNNING]
+    waiting = sum(row.state is State.WAITING for row in rows)
+    if not running or any(row.left is None for row in running):
+        return None
+    took = [row.seconds for row in rows if row.state is State.DONE and row.seconds]
+    each = median(took or [row.seconds + row.left for row in running])
+    return (sum(row.left for row in running) + waiting * each) / len(running)
+
+
 class PlainTable:
-    """A line when a cell changes its state, and now and then one about the running cell."""
+    """A line when a cell changes its state, and now and then one about each running cell."""
 
     def __init__(self) -> None:
         self.shown: dict[int, State] = {}
-        self.last = time.monotonic()
+        self.last: dict[int, float] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -62,15 +83,16 @@ class PlainTable:
 
     def update(self, rows: Sequence[Row]) -> None:
         """Print what is new."""
+        now = time.monotonic()
         if not self.shown:
             self.note(summary(rows))
             self.shown = {number: row.state for number, row in enumerate(rows)}
-        now = time.monotonic()
+            self.last = dict.fromkeys(self.shown, now)
         for number, row in enumerate(rows):
-            due = row.state is State.RUNNING and now - self.last >= PLAIN_SECONDS
+            due = row.state is State.RUNNING and now - self.last[number] >= PLAIN_SECONDS
             if row.state is self.shown[number] and not due:
                 continue
-            self.shown[number], self.last = row.state, now
+            self.shown[number], self.last[number] = row.state, now
             said = progress(row)
             self.note(
                 f"[{number + 1}/{len(rows)}] {row.work.label}: {row.state}" + (f", {said}" if said else "")
@@ -101,15 +123,26 @@ class LiveTable:
         """Draw the rows that matter now."""
         room = max(LEAST_ROWS, self.console.height - 8)
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for title in ("cell", "state", "progress"):
-            table.add_column(
-                title, overflow="fold" if title == "progress" else "ellipsis", no_wrap=title == "cell"
-            )
+        table.add_column("cell", overflow="ellipsis", no_wrap=True, min_width=16)
+        for title in ("state", "step", "loss", "rate", "time", "left"):
+            table.add_column(title, no_wrap=True, justify="left" if title == "state" else "right")
+        table.add_column("note", overflow="fold")
         for number in sorted(chosen(rows, room)):
             row = rows[number]
-            table.add_row(Text(row.work.label), Text(row.state, STYLES[row.state]), Text(progress(row)))
+            table.add_row(
+                Text(row.work.label),
+                Text(row.state, STYLES[row.state]),
+                steps(row),
+                f"{row.loss:.4f}" if row.loss is not None else "",
+                f"{row.rate:,.0f}/s" if row.rate is not None and row.state is State.RUNNING else "",
+                duration(row.seconds) if row.seconds else "",
+                duration(row.left) if row.left is not None else "",
+                Text(row.detail),
+            )
         hidden = len(rows) - len(chosen(rows, room))
+        left = remaining(rows)
         foot = summary(rows) + (f" ({hidden} not shown)" if hidden else "")
+        foot += f", about {duration(left)} left" if left is not None else ""
         self.live.update(Group(table, Text(foot, "bold")))
 
     def note(self, line: str) -> None:

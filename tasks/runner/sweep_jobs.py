@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -25,6 +25,7 @@ from tasks.errors import UserError
 from tasks.runner.config.schema import RunConfig
 from tasks.runner.paths import ROOT, under_root
 from tasks.runner.suite import Cell
+from tasks.runner.sweep_slots import Slot
 
 RUN_LOCK = ".lock"  # held by the run itself (training.py)
 SWEEP_LOCK = ".sweep.lock"  # held by the sweep, from its look at the records to the end of the cell's jobs
@@ -167,11 +168,12 @@ def is_held(path: Path) -> bool:
         return True
 
 
-def start(job: Job, directory: Path) -> subprocess.Popen:
-    """Start a job; what it prints is added to the cell's log."""
+def start(job: Job, directory: Path, slot: Slot) -> subprocess.Popen:
+    """Start a job in its slot; what it prints is added to the cell's log."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    command = [sys.executable, "-m", "tasks.runner.sweep_child", str(os.getpid()), *job.words]
+    cores = ",".join(map(str, slot.cores)) or "-"
+    command = [sys.executable, "-m", "tasks.runner.sweep_child", str(os.getpid()), cores, *job.words]
     with (directory / LOG).open("ab") as log:
         # A session of its own: Ctrl-C reaches it once, from the sweep, and not from the terminal as well.
         return subprocess.Popen(
@@ -179,28 +181,36 @@ def start(job: Job, directory: Path) -> subprocess.Popen:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, **slot.environment, "PYTHONPATH": os.pathsep.join(paths)},
             start_new_session=True,
         )
 
 
-def position(directory: Path) -> tuple[int, float | None]:
-    """Return step and loss of the last training point a run has written, 0 and None before the first."""
+class Position(NamedTuple):
+    """How far a run is: its last training point."""
+
+    step: int = 0
+    loss: float | None = None
+    rate: float | None = None  # units of its task a second
+
+
+def position(directory: Path) -> Position:
+    """Return the last training point that a run has written, step 0 before the first."""
     try:
         with (directory / "metrics.jsonl").open("rb") as stream:
             stream.seek(0, os.SEEK_END)
             stream.seek(max(0, stream.tell() - TAIL_BYTES))
             tail = stream.read().decode("utf-8", errors="replace").splitlines()
     except OSError:
-        return 0, None
+        return Position()
     for text in reversed(tail):  # the last may be cut short, and so may the first
         try:
             line = json.loads(text)
             if line["kind"] == "train":
-                return line["step"], line.get("loss")
+                return Position(line["step"], line.get("loss"), line.get("tokens_per_second"))
         except (ValueError, KeyError, TypeError):
             continue
-    return 0, None
+    return Position()
 
 
 def why(directory: Path, start: int, status: int) -> str:

@@ -3,6 +3,7 @@
   ./xsa sweep fig4_lr                             at the scale of a CPU
   ./xsa sweep fig4_lr --dry-run                   its cells, what is missing, and what it would cost
   ./xsa sweep fig6_sinks seed=0,1,2,3,4           with other seeds
+  ./xsa sweep fig6_sinks --jobs 4                 four cells at a time, each on a quarter of the cores
   ./xsa sweep experiment=text/quick attention=sa,xsa optimizer=adamw,muon seed=0,1,2
 
 A value with commas is an axis. Cells with a completed record are skipped. Stopped or killed, the same
@@ -26,18 +27,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--retry-failed", action="store_true", help="run cells again that failed")
     parser.add_argument("--data-dir", default=None, help="of suites that evaluate: see ./xsa eval --help")
     parser.add_argument("--limit", type=int, default=None, help="of suites that evaluate: documents a task")
-    parser.add_argument("--jobs", type=int, default=1, help="cells at a time (only 1 as yet)")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="cells at a time, each on cores (and a GPU) of its own"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Expand, then show or run."""
     from tasks.errors import UserError
+    from tasks.runner.sweep_slots import divide
 
-    if options.jobs != 1:
-        raise UserError(
-            f"--jobs: only 1 as yet, got {options.jobs}; start the command twice to use more cores"
-        )
     works, check = gather(options)
+    slots = divide(options.jobs, [work.config for work in works if work.config is not None])
+    if any(work.config is None for work in works):
+        slots = slots[:1]  # benchmarks measure time: two at once would measure each other
     if options.check:
         if check() is None:
             raise UserError(
@@ -46,14 +49,15 @@ def run(options: argparse.Namespace) -> int:
         print(check().line)
         return 0 if check().good else 1
     if options.dry_run:
-        return dry_run(works, options.retry_failed, check)
+        return dry_run(works, options.retry_failed, len(slots), check)
 
     from tasks.runner.paths import shown
-    from tasks.runner.sweep import State, Sweep
+    from tasks.runner.sweep import Sweep
     from tasks.runner.sweep_display import make_table, summary
+    from tasks.runner.sweep_rows import State
 
     with make_table() as display:
-        sweep = Sweep(works, display, retry_failed=options.retry_failed)
+        sweep = Sweep(works, display, slots=slots, retry_failed=options.retry_failed)
         status = sweep.run()
     print(summary(sweep.rows))
     for row in sweep.rows:
@@ -104,18 +108,18 @@ def pair(name: str, value) -> list[str]:
     return [] if value is None else [name, str(value)]
 
 
-def dry_run(works, retry_failed: bool, check) -> int:
+def dry_run(works, retry_failed: bool, jobs: int, check) -> int:
     """Print every cell with its state, the cost of what is missing, and the check of the learning rate."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from tasks.runner.sweep import Row, state_of
     from tasks.runner.sweep_cost import estimate
     from tasks.runner.sweep_display import summary
+    from tasks.runner.sweep_rows import row_of
     from tasks.runner.tables import make_console
 
     console = make_console()
-    rows = [Row(work, *state_of(work, retry_failed)) for work in works]
+    rows = [row_of(work, retry_failed) for work in works]
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for title in ("cell", "state", "run", "detail"):
         table.add_column(title, no_wrap=title != "detail")
@@ -124,7 +128,7 @@ def dry_run(works, retry_failed: bool, check) -> int:
         table.add_row(row.work.label, row.state, run_id, row.detail)
     console.print(table)
     console.print(summary(rows), markup=False)
-    for line in estimate(rows):
+    for line in estimate(rows, jobs):
         console.print(line, markup=False, soft_wrap=True)
     found = check()
     if found is not None:

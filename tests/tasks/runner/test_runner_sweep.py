@@ -23,10 +23,12 @@ from results.record import RunRecord
 from results.store import load_records, read_record, write_record
 from tasks.runner import checkpoint, cli
 from tasks.runner.suite import FREE, expand
-from tasks.runner.sweep import Row, State, Sweep, state_of
+from tasks.runner.sweep import Sweep
 from tasks.runner.sweep_cost import estimate
 from tasks.runner.sweep_jobs import LOG, RUN_LOCK, position, work_of_cell, work_of_command
 from tasks.runner.sweep_rate import judged
+from tasks.runner.sweep_rows import Row, State, state_of
+from tasks.runner.sweep_slots import Slot
 
 # Behaviours: what a job does, given the text of its record and where to write it.
 PLAY = """
@@ -90,7 +92,7 @@ class Theatre:
             seed=config.seed,
         )
 
-    def start(self, job: Any, directory: Path) -> subprocess.Popen:
+    def start(self, job: Any, directory: Path, slot: Slot) -> subprocess.Popen:
         (work,) = [work for work in self.works if work.directory == directory]
         self.started.append(work.label)
         text = json.dumps(self.record_of(work).model_dump())
@@ -237,11 +239,14 @@ def test_the_cost_of_missing_cells_comes_from_the_same_cell_where_there_is_one(t
 
 
 def test_the_last_whole_training_point_is_shown(tmp_path):
-    assert position(tmp_path) == (0, None)
-    lines = [{"step": 5, "kind": "train", "loss": 2.5}, {"step": 5, "kind": "validation", "loss": 2.0}]
+    assert position(tmp_path) == (0, None, None)
+    lines = [
+        {"step": 5, "kind": "train", "loss": 2.5, "tokens_per_second": 9.5},
+        {"step": 5, "kind": "validation", "loss": 2.0},
+    ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / "metrics.jsonl").write_text("x" * 9000 + "\n" + text + '{"step": 6, "ki')
-    assert position(tmp_path) == (5, 2.5)
+    assert position(tmp_path) == (5, 2.5, 9.5)
 
 
 def test_a_command_is_done_by_its_record_on_its_kind_of_device(template, tmp_path):
@@ -278,7 +283,8 @@ def test_a_rate_at_the_edge_comes_with_the_command_that_searches_further():
         (["fig4_lrr"], "did you mean 'fig4_lr'"),
         (["fig4_lr", "fig5_length"], "expected one suite"),
         (["fig4_lr", "--scale", "gpu"], "it has cpu, paper"),
-        (["fig4_lr", "--jobs", "2"], "--jobs: only 1 as yet, got 2"),
+        (["fig4_lr", "--jobs", "0"], "--jobs: expected a number of at least 1, got 0"),
+        (["fig4_lr", "--jobs", "100000"], "--jobs: 100000 cells need a core each"),
         (["fig2_overhead", "seed=1"], "runs commands"),
         (["experiment=text/tiny", "--check"], "nothing chooses a learning rate"),
     ],

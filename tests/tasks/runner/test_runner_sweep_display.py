@@ -8,9 +8,11 @@ from types import SimpleNamespace
 
 from rich.console import Console
 
-from tasks.runner.sweep import Row, State, Sweep
+from tasks.runner.sweep import Sweep
 from tasks.runner.sweep_display import LiveTable, PlainTable, chosen, progress, summary
 from tasks.runner.sweep_jobs import LOG, Job, Work, why
+from tasks.runner.sweep_rows import Row, State
+from tasks.runner.sweep_slots import Slot
 
 
 def row(label: str, state: State, detail: str = "", **fields) -> Row:
@@ -21,15 +23,16 @@ def row(label: str, state: State, detail: str = "", **fields) -> Row:
 def rows() -> list[Row]:
     return [
         row("first", State.DONE, seconds=61.0),
-        row("second", State.RUNNING, step=300, loss=1.23456, seconds=125.0),
+        row("second", State.RUNNING, step=300, loss=1.23456, rate=9876.5, seconds=125.0, left=375.0),
         row("third", State.FAILED, "step 7: loss nan"),
         *(row(f"cell {number}", State.WAITING) for number in range(40)),
     ]
 
 
 def test_progress_names_step_loss_time_and_reason():
+    running = "step 300/1,200, loss 1.2346, 9,876/s, 2:05 min, 6:15 min left"
     shown = [progress(each) for each in rows()[:3]]
-    assert shown == ["1:01 min", "step 300/1,200, loss 1.2346, 2:05 min", "step 7: loss nan"]
+    assert shown == ["1:01 min", running, "step 7: loss nan"]
 
 
 def test_the_summary_counts_every_state():
@@ -46,7 +49,7 @@ def test_running_and_failed_cells_are_shown_however_little_room_there_is():
 
 def test_the_live_table_fits_its_terminal_and_shows_what_matters():
     stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, width=100, height=20, color_system=None)
+    console = Console(file=stream, force_terminal=True, width=120, height=20, color_system=None)
     with LiveTable(console) as table:
         table.update(rows())
         table.note("a [bracketed] note")
@@ -54,7 +57,9 @@ def test_the_live_table_fits_its_terminal_and_shows_what_matters():
     for part in (
         "second",
         "300/1,200",
-        "loss 1.2346",
+        "1.2346",
+        "9,876/s",
+        "6:15 min",
         "third",
         "loss nan",
         "not shown",
@@ -69,7 +74,7 @@ def test_plain_lines_come_when_a_state_changes_and_not_otherwise(capsys):
     with PlainTable() as table:
         table.update(shown)
         table.update(shown)
-        shown[1].state = State.DONE
+        shown[1].state, shown[1].left = State.DONE, None
         table.update(shown)
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["2 cells: 1 running, 1 done", "[2/2] second: done, 2:05 min"]
@@ -86,7 +91,7 @@ def followed(tmp_path: Path, second: str) -> Work:
 
 
 def launched(names: list[str]):
-    def start(job: Job, directory: Path) -> subprocess.Popen:
+    def start(job: Job, directory: Path, slot: Slot) -> subprocess.Popen:
         names.append(job.name)
         with (directory / LOG).open("ab") as log:
             return subprocess.Popen([sys.executable, "-c", *job.words], stdout=log, stderr=log)
