@@ -94,9 +94,14 @@ class ConvertedLayer:
 
 def additive(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """A mask or bias as what is added to the logits; True of a bool mask is what may be attended."""
-    if bias is None or bias.is_floating_point():
-        return bias
-    return torch.zeros(bias.shape, dtype=dtype, device=bias.device).masked_fill_(~bias.bool(), -torch.inf)
+    return bias if bias is None or bias.is_floating_point() else hidden(~bias.bool(), dtype)
+
+
+def hidden(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """The masks of `torch.nn` as what is added to the logits; True of a bool mask is what is hidden."""
+    if mask.is_floating_point():
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(mask.bool(), -torch.inf)
 
 
 @functools.cache

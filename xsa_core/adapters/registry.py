@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from xsa_core.adapters import timm, torch_nn
+from xsa_core.adapters import timm, torch_nn, torchaudio
 from xsa_core.adapters.base import SELF, UNSUPPORTED, Adapter, Coverage, Found, Settings
 from xsa_core.adapters.exclusion import Exclusion, guard_loading
 from xsa_core.adapters.hf.adapter import ADAPTER as TRANSFORMERS
@@ -21,6 +21,7 @@ from xsa_core.attention.variants import VARIANTS, check_strength
 ADAPTERS: dict[str, Adapter] = {
     "transformers": TRANSFORMERS,
     "timm": timm.ADAPTER,
+    "torchaudio": torchaudio.ADAPTER,
     "torch.nn": torch_nn.ADAPTER,
 }
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from xsa_core.adapters.base import LEFT_ALONE
 from xsa_core.adapters.exclusion import Exclusion
-from xsa_core.adapters.layer import ConvertedLayer, TableAdapter
+from xsa_core.adapters.layer import ConvertedLayer, TableAdapter, hidden
 from xsa_core.attention.masks import resolve_mask
 from xsa_core.attention.reference import reference_attention
 from xsa_core.attention.variants import Call
@@ -114,7 +114,7 @@ class MultiheadAttentionLayer(ConvertedLayer):
                     f"attn_mask of shape {tuple(attn_mask.shape)} does not fit: expected (L, S) = {(T, T)} "
                     f"or (N * heads, L, S) = {(B * H, T, T)}"
                 )
-            bias = _hidden(attn_mask, q.dtype)
+            bias = hidden(attn_mask, q.dtype)
             bias = bias.unflatten(0, (B, H)) if bias.dim() == 3 else bias
         if padding is not None:
             padding = padding.unsqueeze(0) if padding.dim() == 1 else padding
@@ -123,7 +123,7 @@ class MultiheadAttentionLayer(ConvertedLayer):
                     f"key_padding_mask of shape {tuple(padding.shape)} does not fit: expected (N, S) = "
                     f"{(B, T)}"
                 )
-            added = _hidden(padding, q.dtype)[:, None, None, :]
+            added = hidden(padding, q.dtype)[:, None, None, :]
             bias = added if bias is None else bias + added
         return bias
 
@@ -196,13 +196,6 @@ class TorchAdapter(TableAdapter):
 
 def _nothing(module: nn.Module, args: Any) -> None:
     """A hook that is there to be seen."""
-
-
-def _hidden(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as what is added to logits: -inf where a bool one is True."""
-    if mask.is_floating_point():
-        return mask
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(mask.bool(), -torch.inf)
 
 
 def _warn_of_another_key(query: Tensor, key: Tensor) -> None:
