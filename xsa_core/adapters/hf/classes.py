@@ -20,24 +20,28 @@ INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 # Ways to attend that leave traces in the code of a class which does not use the interface.
 _OPERATIONS = {
     "softmax",
+    "Softmax",
     "logsumexp",
     "scaled_dot_product_attention",
     "multi_head_attention_forward",
-    "MultiheadAttention",
 }
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 # Projections in front of an attention core that lies in a module of its own.
-_PARTS = re.compile(r"output|adapter|intermediate|norm|mask|bias|map$|gate$|layer$|block$", re.IGNORECASE)
+_PARTS = re.compile(r"output|adapter|intermediate|norm|mask|bias|gate$|mlp$", re.IGNORECASE)
 
 # (pattern over class names, pattern over the last parts of the module path, kind): what is no self attention.
 _ROLES = (
-    (r"cross|encdec|injector", r"cross|encoder_attn|EncDecAttention|enc_attn|encoder_attention", "cross"),
+    (
+        r"cross|encdec|injector|attentionmap",
+        r"cross|encoder_attn|EncDecAttention|enc_attn|encoder_attention",
+        "cross",
+    ),
     (r"pool(er|ing)|perceiver|resampler|qformer.*cross|probe", r"attention_pool|attn_pool", "pooling"),
-    (r"linearattention|linearself|lightning|deltanet|efficientadditive", r"", "linear"),
+    (r"linearattention|linearself|lightning|deltanet|deltaattention|efficientadditive", r"", "linear"),
     (r"channel", r"channel_(attn|attention)", "channel"),
     (r"classattention", r"", "class"),
-    (r"gatedattention|attentiongrucell|residualattention$", r"", "gate"),
-    (r"deformable", r"", "deformable"),
+    (r"gatedattention|attentiongrucell", r"", "gate"),
+    (r"deformableattention", r"", "deformable"),
 )
 
 # Keyword arguments that turn a call into cross attention.
@@ -81,7 +85,7 @@ def candidates(root: nn.Module) -> Iterator[tuple[str, nn.Module, str, str]]:
         kind = role(path, cls)
         if dispatches(cls):
             yield (path, module, *_judged(kind, ""))
-        elif attends_by_itself(cls) and not any(p.startswith(f"{path}.") for p in dispatching):
+        elif attends_by_itself(cls, kind) and not any(p.startswith(f"{path}.") for p in dispatching):
             yield (path, module, *_judged(kind, "it does not use transformers' AttentionInterface"))
 
 
@@ -114,11 +118,14 @@ def dispatches(cls: type) -> bool:
 
 
 @functools.cache
-def attends_by_itself(cls: type) -> bool:
+def attends_by_itself(cls: type, kind: str = SELF) -> bool:
     """Whether a class looks like attention that does not use the registry."""
     name = cls.__name__
-    if not _ATTENTION.search(name) or _PARTS.search(name) or cls.__module__.startswith("torch."):
+    elsewhere = cls.__module__.partition(".")[0] in ("torch", "timm", "torchaudio", "torchvision")
+    if not _ATTENTION.search(name) or _PARTS.search(name) or elsewhere:
         return False
+    if kind == "pooling":
+        return True
     used: set[str] = set()
     for base in cls.__mro__:
         if base is nn.Module:

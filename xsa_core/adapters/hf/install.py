@@ -22,7 +22,7 @@ from torch import nn
 
 from xsa_core.adapters.base import SELF, Found, Settings
 from xsa_core.adapters.exclusion import CHILD
-from xsa_core.adapters.hf import attention, classes
+from xsa_core.adapters.hf import attention
 from xsa_core.adapters.hf.adapter import ADAPTER, FUSED, IMPLEMENTATIONS
 from xsa_core.adapters.hf.attention import MARK
 
