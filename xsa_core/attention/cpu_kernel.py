@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import hashlib
 import logging
 import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
-import tempfile
-import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
+from xsa_core.attention import kernel_cache
 from xsa_core.attention.constants import compile_time_constant
+from xsa_core.files import cache_root, whole
 
 SOURCE = Path(__file__).with_name("csrc") / "projection.cpp"
+SEAL = ".sealed"
+VERSION_TIMEOUT_S = 30.0
 BUILD_TIMEOUT_S = 300.0
 LOCK_TIMEOUT_S = 330.0
 
@@ -53,22 +54,17 @@ class BuildError(RuntimeError):
         self.lasting = lasting
 
 
-def cache_dir() -> Path:
-    """Folder of built kernels: ``$XSA_CACHE``, else ``xsa`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    if own := os.environ.get("XSA_CACHE"):
-        return Path(own) / "kernels"
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "xsa" / "kernels"
-
-
 def compiler() -> list[str]:
     """The C++ compiler as a command: ``$CXX``, else c++, g++ or clang++.
 
     Raises:
-        BuildError: if there is none.
+        BuildError: if there is none, or ``$CXX`` cannot be read as a command.
     """
-    if named := os.environ.get("CXX"):
-        return shlex.split(named)
+    if named := os.environ.get("CXX", "").strip():
+        try:
+            return shlex.split(named)
+        except ValueError as error:
+            raise BuildError(f"CXX={named} is not a command: {error}; quote it as a shell would") from None
     for name in ("c++", "g++", "clang++"):
         if path := shutil.which(name):
             return [path]
@@ -87,101 +83,114 @@ def flags() -> list[str]:
 
 def build_command(output: Path) -> list[str]:
     """The one compiler call that makes ``output``, against torch's own headers and libraries."""
-    # Its import looks for a CUDA toolkit and complains where it finds one without a device.
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-    from torch.utils import cpp_extension
-
-    includes = [word for path in cpp_extension.include_paths("cpu") for word in ("-isystem", path)]
-    libraries = [f"-L{path}" for path in cpp_extension.library_paths("cpu")]
-    return [
-        *compiler(),
-        *flags(),
-        *includes,
-        str(SOURCE),
-        *libraries,
-        *["-lc10", "-ltorch_cpu", "-o"],
-        str(output),
+    torch_home = Path(torch.__file__).parent
+    headers = torch_home / "include"
+    includes = [
+        word for path in (headers, headers / "torch/csrc/api/include") for word in ("-isystem", str(path))
     ]
+    libraries = [f"-L{torch_home / 'lib'}", "-lc10", "-ltorch_cpu"]
+    return [*compiler(), *flags(), *includes, str(SOURCE), *libraries, "-o", str(output)]
 
 
 def cache_key() -> str:
-    """Hash of all that the built file depends on: source, flags of this CPU, torch, compiler."""
+    """Hash of all that the built file depends on: source, flags of this CPU, torch, compiler.
+
+    Raises:
+        BuildError: if the compiler does not run.
+    """
     command = compiler()
-    version = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=30, check=False)
+    code, version = _run([*command, "--version"], VERSION_TIMEOUT_S)
     sources = [path.read_text() for path in sorted(SOURCE.parent.iterdir())]
-    parts = [*sources, torch.__version__, platform.machine(), *command, version.stdout, *flags()]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+    answer = version if code == 0 else str(code)
+    parts = [*sources, torch.__version__, platform.machine(), *command, answer, *flags()]
+    return hashlib.sha256("\0".join(parts).encode(errors="replace")).hexdigest()[:20]
 
 
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Exclusive between processes; the system releases it when its holder dies, so it is never stale."""
-    with path.open("w") as handle:
-        deadline = time.monotonic() + LOCK_TIMEOUT_S
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    reason = f"another process has been building for {LOCK_TIMEOUT_S:.0f} s"
-                    raise BuildError(reason) from None
-                time.sleep(0.2)
-            except OSError:  # a file system without locks: two builds at once are wasteful, not wrong
-                break
-        yield
+def _run(command: list[str], timeout: float) -> tuple[int, str]:
+    """Exit status and output of a compiler call; after `timeout` seconds, or at an interrupt, it and all that
+    it started are killed.
+
+    Raises:
+        BuildError: if it cannot be started or takes too long.
+    """
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C in the terminal must not look like a compiler that fails
+        )
+    except OSError as error:
+        raise BuildError(f"the compiler {command[0]} does not start: {error.strerror}") from None
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise BuildError(f"the compiler took more than {timeout:.0f} s", lasting=False) from None
+        raise
+    return process.returncode, output
 
 
 def build(target: Path) -> None:
-    """Compile to a temporary name beside ``target`` and rename.
+    """Compile to a temporary name beside ``target`` and rename; its size and hash go into a file beside it.
 
     Raises:
         BuildError: with the first line of the compiler's complaint.
     """
     _log.info("building the CPU kernel of the exclusion once, about half a minute: %s", target)
-    handle, name = tempfile.mkstemp(prefix=target.stem, suffix=".tmp", dir=target.parent)
-    os.close(handle)
-    try:
-        done = subprocess.run(
-            build_command(Path(name)),
-            capture_output=True,
-            text=True,
-            timeout=BUILD_TIMEOUT_S,
-            check=False,
-            start_new_session=True,  # Ctrl-C in the terminal must not look like a compiler that fails
-        )
-        if done.returncode:
-            lines = done.stderr.splitlines() or [f"exit status {done.returncode}"]
-            killed = done.returncode < 0 or "No space left" in done.stderr or "Killed" in done.stderr
+    with whole(target) as temporary:
+        code, output = _run(build_command(temporary), BUILD_TIMEOUT_S)
+        if code:
+            lines = output.splitlines() or [f"exit status {code}"]
+            killed = code < 0 or "No space left" in output or "Killed" in output
             complaint = next((line for line in lines if "error" in line), lines[0])
             raise BuildError(f"the compiler failed: {complaint}", lasting=not killed)
-        Path(name).chmod(0o755)  # a cache may be shared
-        Path(name).replace(target)
-    except subprocess.TimeoutExpired:
-        raise BuildError(f"the compiler took more than {BUILD_TIMEOUT_S:.0f} s", lasting=False) from None
-    finally:
-        Path(name).unlink(missing_ok=True)
+        temporary.chmod(0o755)  # a cache may be shared
+        seal = _seal(temporary)
+    with whole(target.with_suffix(SEAL)) as temporary:
+        temporary.write_text(seal)
+
+
+def _seal(path: Path) -> str:
+    """Size and sha256 of a file."""
+    content = path.read_bytes()
+    return f"{len(content)} {hashlib.sha256(content).hexdigest()}\n"
+
+
+def _folder() -> Path:
+    try:
+        return cache_root() / "kernels"
+    except RuntimeError as error:  # neither a cache nor a home directory is known
+        raise BuildError(f"{error} Set XSA_CACHE to a directory for built kernels") from None
 
 
 def load() -> Path:
-    """Load the kernel, building it first where the cache has none that loads; returns its file.
+    """Load the kernel, building it first where the cache has none that is whole and loads; returns its file.
 
     Raises:
         BuildError: if it can be neither built nor loaded.
     """
     try:
-        folder = cache_dir()
+        folder = _folder()
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"projection-{cache_key()}.so"
-        if target.exists() and _why_not_loaded(target) is None:
+        kernel_cache.tidy(folder, older_than_s=2 * LOCK_TIMEOUT_S)
+        if _why_not_loaded(target) is None:
             return target
-        with _lock(target.with_suffix(".lock")):
-            if target.exists() and _why_not_loaded(target) is None:  # another process was faster
-                return target
-            _build_and_load(target)
+        with kernel_cache.lock(target.with_suffix(".lock"), LOCK_TIMEOUT_S):
+            if _why_not_loaded(target) is not None:  # else another process was faster
+                _build_and_load(target)
         return target
-    except (OSError, subprocess.SubprocessError) as error:
-        raise BuildError(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
+    except TimeoutError as error:
+        raise BuildError(str(error), lasting=False) from None
+    except OSError as error:
+        raise BuildError(str(error)) from error
 
 
 def _build_and_load(target: Path) -> None:
@@ -194,19 +203,24 @@ def _build_and_load(target: Path) -> None:
     if failure.exists():
         raise BuildError(f"{failure.read_text().strip()} (noted in {failure}; delete that file to try again)")
     try:
-        target.unlink(missing_ok=True)
         build(target)
         if reason := _why_not_loaded(target):
             raise BuildError(f"the built file does not load: {reason}")
     except BuildError as error:
         if error.lasting:
-            failure.write_text(f"{error}\n")
+            with whole(failure) as temporary:
+                temporary.write_text(f"{error}\n")
         raise
 
 
 def _why_not_loaded(path: Path) -> str | None:
-    """Load the library, which registers its functions; None when that worked, else the linker's reason."""
+    """Load the library, which registers its functions; None when that worked, else the reason.
+
+    A file cut short or damaged can crash the process that maps it, so its hash is compared first.
+    """
     try:
+        if _seal(path) != path.with_suffix(SEAL).read_text():
+            return "it is damaged"
         ctypes.CDLL(str(path))
     except OSError as error:
         return str(error).splitlines()[0]

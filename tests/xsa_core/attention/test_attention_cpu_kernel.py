@@ -1,5 +1,6 @@
 """Building and caching of the C++ kernel: once, never hanging, never failing a run."""
 
+import ctypes
 import os
 import stat
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from xsa_core.attention import cpu_kernel
+from xsa_core.attention import cpu_kernel, kernel_cache
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,7 +64,8 @@ def test_one_build_serves_later_processes(tmp_path, copying_compiler):
         done = run(tmp_path / "cache", CXX=copying_compiler)
         assert done.stdout.strip() == "kernel", done.stderr
     assert (tmp_path / "calls").read_text().splitlines() == ["call"]
-    assert not list((tmp_path / "cache").rglob("*.tmp"))
+    left = {p.suffix for p in (tmp_path / "cache" / "kernels").iterdir()}
+    assert left == {".so", cpu_kernel.SEAL}
 
 
 def test_two_processes_at_once_build_once(tmp_path, copying_compiler):
@@ -79,20 +81,113 @@ def test_two_processes_at_once_build_once(tmp_path, copying_compiler):
     assert (tmp_path / "calls").read_text().splitlines() == ["call"]
 
 
-def test_a_lock_left_by_a_dead_process_does_not_hold_anyone_up(tmp_path, copying_compiler, monkeypatch):
-    monkeypatch.setenv("CXX", copying_compiler)
-    folder = tmp_path / "cache" / "kernels"
-    folder.mkdir(parents=True)
-    (folder / f"projection-{cpu_kernel.cache_key()}.lock").write_text("12345")
-    assert run(tmp_path / "cache", CXX=copying_compiler).stdout.strip() == "kernel"
+def test_a_lock_left_by_a_dead_process_does_not_hold_anyone_up(tmp_path):
+    path = tmp_path / "x.lock"
+    path.write_text("12345")
+    with kernel_cache.lock(path, 0.0):
+        assert path.exists()
+    assert not path.exists()
 
 
 def test_a_broken_file_in_the_cache_is_built_anew(tmp_path, copying_compiler, monkeypatch):
     monkeypatch.setenv("CXX", copying_compiler)
-    folder = tmp_path / "cache" / "kernels"
-    folder.mkdir(parents=True)
-    (folder / f"projection-{cpu_kernel.cache_key()}.so").write_bytes(b"cut short")
-    assert run(tmp_path / "cache", CXX=copying_compiler).stdout.strip() == "kernel"
+    target = tmp_path / "cache" / "kernels" / f"projection-{cpu_kernel.cache_key()}.so"
+    target.parent.mkdir(parents=True)
+    whole = cpu_kernel.load().read_bytes()
+    target.write_bytes(whole[: len(whole) // 2])
+    target.with_suffix(cpu_kernel.SEAL).write_text(cpu_kernel._seal(cpu_kernel.load()))
+    done = run(tmp_path / "cache", CXX=copying_compiler)
+    assert done.stdout.strip() == "kernel"
+    assert "Warning" not in done.stderr
+    assert target.read_bytes() == whole
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "gone", "unsealed", "seal cut"])
+def test_a_damaged_file_is_noticed_before_it_is_mapped(tmp_path, monkeypatch, damage):
+    """Mapping a file that was cut short can end the process, so the loader must not see it."""
+    target, seal = tmp_path / "kernel.so", tmp_path / f"kernel{cpu_kernel.SEAL}"
+    content = bytes(range(256)) * 64
+    target.write_bytes(content)
+    seal.write_text(cpu_kernel._seal(target))
+    mapped = []
+    monkeypatch.setattr(ctypes, "CDLL", mapped.append)
+    assert cpu_kernel._why_not_loaded(target) is None
+    assert mapped.pop() == str(target)
+    {
+        "cut": lambda: target.write_bytes(content[:5000]),
+        "changed": lambda: target.write_bytes(content[:-100] + bytes(1) + content[-99:]),
+        "empty": lambda: target.write_bytes(b""),
+        "gone": target.unlink,
+        "unsealed": seal.unlink,
+        "seal cut": lambda: seal.write_text(seal.read_text()[:20]),
+    }[damage]()
+    assert cpu_kernel._why_not_loaded(target) is not None
+    assert not mapped
+
+
+def aged(path, seconds=10_000):
+    path.write_text("")
+    then = path.stat().st_mtime - seconds
+    os.utime(path, (then, then))
+    return path
+
+
+def test_what_killed_builds_left_is_removed_and_what_is_in_use_is_not(tmp_path):
+    gone = [
+        aged(tmp_path / name) for name in ("projection-0.so1.tmp", ".projection-0.so.9.a.tmp", "dead.lock")
+    ]
+    fresh = aged(tmp_path / ".projection-1.so.9.b.tmp", seconds=1)
+    kept = [aged(tmp_path / name) for name in ("projection-0.so", "projection-0.sealed", "x.failed")]
+    with kernel_cache.lock(aged(tmp_path / "held.lock"), 1.0):
+        kernel_cache.tidy(tmp_path, older_than_s=600)
+        assert (tmp_path / "held.lock").exists()
+    assert not any(path.exists() for path in (*gone, tmp_path / "held.lock"))
+    assert all(path.exists() for path in (fresh, *kept))
+
+
+def test_a_lock_that_its_holder_removed_is_not_mistaken_for_the_new_one(tmp_path):
+    path = tmp_path / "x.lock"
+    with kernel_cache.lock(path, 1.0):
+        path.unlink()  # as the holder does at its end, while another process has the old file open
+        with kernel_cache.lock(path, 1.0), pytest.raises(TimeoutError), kernel_cache.lock(path, 0.0):
+            pass
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ({"CXX": 'g++ "-O2'}, 'CXX=g\\+\\+ "-O2 is not a command: No closing quotation'),
+        ({"CXX": "/nowhere/c++"}, "the compiler /nowhere/c\\+\\+ does not start: No such file"),
+        ({"CXX": "/"}, "the compiler / does not start: Permission denied"),
+        ({"XSA_CACHE": "/proc/nowhere"}, "/proc/nowhere"),
+        ({"XSA_CACHE": "~nobodyhere/x"}, "home directory.*Set XSA_CACHE"),
+    ],
+    ids=str,
+)
+def test_what_prevents_a_build_is_one_warning_with_the_reason(monkeypatch, environment, reason):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("XSA_CPU_KERNEL", raising=False)
+    monkeypatch.setattr(cpu_kernel, "_ready", None)
+    with pytest.warns(RuntimeWarning, match=reason) as caught:
+        ready = [cpu_kernel.ready(), cpu_kernel.ready()]
+    assert ready == [False, False]
+    assert len(caught) == 1
+    assert "\n" not in str(caught[0].message)
+
+
+def test_a_blank_compiler_is_none_named(monkeypatch):
+    monkeypatch.setenv("CXX", "  ")
+    blank = cpu_kernel.compiler()
+    monkeypatch.delenv("CXX")
+    assert blank == cpu_kernel.compiler()
+
+
+def test_a_compiler_may_say_what_is_no_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", script(tmp_path / "binary", "printf 'error: \\377\\376\\n'; exit 1\n"))
+    with pytest.raises(cpu_kernel.BuildError, match="the compiler failed: error"):
+        cpu_kernel.build(tmp_path / "kernel.so")
 
 
 @pytest.mark.parametrize("end", ["kill -INT $$", "echo 'error: No space left on device' >&2; exit 1"])
@@ -118,13 +213,6 @@ def test_a_failing_compiler_costs_one_warning_and_is_not_asked_again(tmp_path):
     assert len(builds) == 3  # the version twice, the build once
 
 
-@pytest.mark.parametrize("environment", [{"CXX": "/nowhere/c++"}, {"XSA_CACHE": "/proc/nowhere"}], ids=str)
-def test_no_compiler_or_no_cache_costs_one_warning(tmp_path, environment):
-    done = run(tmp_path / "cache", **environment)
-    assert done.stdout.strip() == "plain"
-    assert done.stderr.count("RuntimeWarning") == 1
-
-
 def test_switched_off_it_is_silent(tmp_path):
     done = run(tmp_path / "cache", XSA_CPU_KERNEL="0", CXX="/nowhere/c++")
     assert done.stdout.strip() == "plain"
@@ -137,6 +225,17 @@ def test_a_build_that_hangs_is_given_up(tmp_path, monkeypatch):
     with pytest.raises(cpu_kernel.BuildError, match="took more than"):
         cpu_kernel.build(tmp_path / "kernel.so")
     assert [p.name for p in tmp_path.iterdir()] == ["hanging"]
+
+
+def test_a_build_that_is_given_up_leaves_no_process_behind(tmp_path, monkeypatch):
+    """A compiler is a driver with children, which hold its output open."""
+    body = f"sleep 300 &\necho $! > {tmp_path}/child\nwait\n"
+    monkeypatch.setenv("CXX", script(tmp_path / "driver", body))
+    monkeypatch.setattr(cpu_kernel, "BUILD_TIMEOUT_S", 2.0)
+    with pytest.raises(cpu_kernel.BuildError, match="took more than"):
+        cpu_kernel.build(tmp_path / "kernel.so")
+    child = Path("/proc") / (tmp_path / "child").read_text().strip()
+    assert not child.exists() or "State:\tZ" in (child / "status").read_text()
 
 
 @pytest.mark.parametrize("changed", ["compiler", "torch", "flags"])

@@ -1,4 +1,4 @@
-"""A query row that sees nothing gives 0 and no gradient, in every implementation; other rows are untouched."""
+"""A query row that sees nothing gives 0 and no gradient in every implementation; other rows are untouched."""
 
 import dataclasses
 import itertools
