@@ -124,8 +124,7 @@ def test_a_prompt_fed_in_chunks_gives_the_logits_of_the_whole(name):
     cache = transformers.DynamicCache(config=model(name).config)
     with torch.no_grad():
         parts = [
-            model(name)(part, past_key_values=cache, use_cache=True).logits
-            for part in ids.split((4, 1, 6), dim=1)
+            model(name)(part, cache=cache, use_cache=True).logits for part in ids.split((4, 1, 6), dim=1)
         ]
         whole = model(name)(ids, use_cache=False).logits
     assert_close(torch.cat(parts, dim=1), whole)
@@ -186,7 +185,7 @@ def test_the_cache_is_left_as_it_was_found():
     cache = transformers.DynamicCache()
     before = set(vars(cache))
     with torch.no_grad():
-        model("llama")(prompt(), past_key_values=cache, use_cache=True)
+        model("llama")(prompt(), cache=cache, use_cache=True)
     assert set(vars(cache)) == before
     layer = model("llama").get_submodule("model.layers.0.self_attn")
     assert layer.calls == {}

@@ -37,12 +37,18 @@ _ROLES = (
         "cross",
     ),
     (r"pool(er|ing)|perceiver|resampler|qformer.*cross|probe", r"attention_pool|attn_pool", "pooling"),
-    (r"linearattention|linearself|lightning|deltanet|deltaattention|efficientadditive", r"", "linear"),
+    (
+        r"linear(self)?attention|lightning|delta(net|attention)|rwkv|xlstmlayer|efficientadditive",
+        r"",
+        "linear",
+    ),
     (r"channel", r"channel_(attn|attention)", "channel"),
     (r"classattention", r"", "class"),
     (r"gatedattention|attentiongrucell", r"", "gate"),
     (r"deformableattention", r"", "deformable"),
 )
+
+_CLASSES = {kind: pattern for pattern, _, kind in _ROLES}
 
 # Keyword arguments that turn a call into cross attention.
 _FOREIGN = ("key_value_states", "encoder_hidden_states", "encoder_states", "memory")
@@ -122,10 +128,12 @@ def attends_by_itself(cls: type, kind: str = SELF) -> bool:
     """Whether a class looks like attention that does not use the registry."""
     name = cls.__name__
     elsewhere = cls.__module__.partition(".")[0] in ("torch", "timm", "torchaudio", "torchvision")
-    if not _ATTENTION.search(name) or _PARTS.search(name) or elsewhere:
+    if elsewhere or _PARTS.search(name):
         return False
-    if kind == "pooling":
-        return True
+    if kind in ("pooling", "linear", "cross") and re.search(_CLASSES[kind], name, re.IGNORECASE):
+        return kind == "linear" or bool(_ATTENTION.search(name))
+    if not _ATTENTION.search(name):
+        return False
     used: set[str] = set()
     for base in cls.__mro__:
         if base is nn.Module:
