@@ -33,7 +33,8 @@ def summary(rows: Sequence[Row]) -> str:
     """Return how many cells stand where."""
     counts = Counter(row.state for row in rows)
     parts = [f"{counts[state]} {state}" for state in State if counts[state]]
-    return f"{len(rows)} cells: {', '.join(parts)}"
+    cells = "1 cell" if len(rows) == 1 else f"{len(rows)} cells"
+    return f"{cells}: {', '.join(parts)}"
 
 
 def steps(row: Row) -> str:

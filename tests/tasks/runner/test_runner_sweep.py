@@ -1,7 +1,6 @@
 """Sweeps: done cells are passed over, none runs twice, failures are told, stops lose nothing.
 
-The jobs here are processes that behave in a chosen way and write records made from one real run; the last
-tests start real ones.
+The jobs here are processes that behave in a chosen way and write records made from one real run.
 """
 
 import json
@@ -21,7 +20,7 @@ from filelock import FileLock
 from results.rates import RateChoice
 from results.record import RunRecord
 from results.store import load_records, read_record, write_record
-from tasks.runner import checkpoint, cli
+from tasks.runner import cli
 from tasks.runner.suite import FREE, expand
 from tasks.runner.sweep import Sweep
 from tasks.runner.sweep_cost import estimate
@@ -305,32 +304,6 @@ def test_a_dry_run_shows_cells_cost_and_rate_and_runs_nothing(capsys, tmp_path):
     assert "learning rate: has not been chosen yet, 0 of 15 baseline runs of fig4_lr" in text
     assert list(tmp_path.iterdir()) == []
     assert cli.main(["sweep", "fig4_lr", "--check", *places]) == 1
-
-
-def test_a_killed_sweep_stops_its_run_and_the_next_one_goes_on_from_the_checkpoint(lab):
-    words = [
-        "experiment=text/tiny",
-        *lab.overrides("loop.max_steps=400", "loop.checkpoint_every=20", "loop.eval_every=100"),
-        "seed=0",
-    ]
-    (work,) = [work_of_cell(cell) for cell in expand(FREE, words)]
-    sweep = subprocess.Popen(
-        [sys.executable, "-m", "tasks", "sweep", *words], stdout=subprocess.DEVNULL, start_new_session=True
-    )
-    deadline = time.monotonic() + 100
-    while not checkpoint.steps(work.directory / "checkpoints"):
-        assert time.monotonic() < deadline, (work.directory / LOG).read_text()
-        time.sleep(0.02)
-    sweep.kill()
-    sweep.wait()
-    with FileLock(work.directory / RUN_LOCK, timeout=60):
-        record = work.record()
-    assert (record.status, record.reason.split(" after")[0]) == ("interrupted", "stopped by SIGTERM")
-    assert cli.main(["sweep", *words]) == 0
-    assert "resuming from step-" in (work.directory / LOG).read_text()
-    whole = work.record()
-    assert whole.status == "completed"
-    assert whole.curves["train"].step == list(range(1, 401))
 
 
 def test_a_probe_keeps_the_statistics_of_every_layer(lab, capsys):
