@@ -7,6 +7,7 @@ what differs.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -116,7 +117,15 @@ def group_cells(records: Sequence[RunRecord]) -> list[Cell]:
         )
         for key, group in groups.items()
     ]
-    return sorted(cells, key=lambda cell: (cell.task, cell.experiment, cell.optimizer, cell.label, cell.key))
+    return sorted(
+        cells, key=lambda cell: (cell.task, cell.experiment, cell.optimizer, _natural(cell.label), cell.key)
+    )
+
+
+def _natural(label: str) -> list[tuple[int, float, str]]:
+    """Return a key by which 64 comes before 128: numbers by their size, all else as text."""
+    parts = re.split(r"(\d+\.?\d*(?:e-?\d+)?)", label)
+    return [(1, float(part), "") if i % 2 else (0, 0.0, part) for i, part in enumerate(parts)]
 
 
 def arm_labels(records: Sequence[RunRecord]) -> dict[str, str]:

@@ -16,11 +16,16 @@ from results.eval_pairing import (
 )
 from results.eval_record import EvalRecord, TaskResult
 from results.record import Record
-from results.stats import holm, sign_test, summarize
+from results.stats import PairedSummary, holm, sign_test, summarize
 from results.tables import Column, Table
 
 AVERAGE = "average"
 DIGITS = 4
+# Said below every table of primary metrics.
+ASSUMED = (
+    "metric: the paper does not say which accuracy its table shows; assumed is acc_norm (by characters of "
+    "the answer) where the harness offers it, acc elsewhere; the records keep both"
+)
 
 
 def evaluations(records: Sequence[Record]) -> list[EvalRecord]:
@@ -60,6 +65,7 @@ def score_table(record: EvalRecord) -> Table:
         f"tokenizer {chosen.tokenizer}, context {chosen.max_seq_len}",
         f"lm-evaluation-harness {record.harness_version}, zero-shot"
         + (f", first {record.limit} documents of each task" if record.limit else ""),
+        ASSUMED,
     ]
     return Table(record.run_id, f"Evaluation: {record.name}", columns, tuple(rows), tuple(notes))
 
@@ -113,7 +119,7 @@ def evaluations_table(found: Sequence[EvalRecord]) -> Table:
         Column("weights", "weights"),
         Column("record", "record"),
     )
-    notes = ("stderr: the harness's, over documents; what seeds add is not in it",)
+    notes = ("stderr: the harness's, over documents; what seeds add is not in it", ASSUMED)
     return Table("evaluations", "Downstream evaluations", columns, tuple(rows), notes)
 
 
@@ -160,22 +166,17 @@ def documents_table(pairs: Sequence[EvalPair]) -> Table:
         "McNemar's exact test asks whether these two models differ on such documents, "
         "not whether trainings with other seeds would",
         "p values are not corrected for the number of rows",
+        ASSUMED,
     )
     return Table("evaluation-documents", "Downstream, document by document", columns, tuple(rows), notes)
 
 
 def evaluation_effects_table(pairs: Sequence[EvalPair]) -> Table:
     """Return the mean difference to plain attention over seeds, per task and for their average."""
-    labels = cell_labels(pair.other for pair in pairs)
-    groups: dict[tuple[str, str], dict[str, dict[int, tuple[float, float]]]] = defaultdict(dict)
-    for pair in pairs:
-        of_arm = groups[labels[cell_key(pair.other)], arm_label(pair.other)]
-        for name, both in _scores(pair).items():
-            of_arm.setdefault(name, {})[pair.other.checkpoint.seed or 0] = both
     rows = [
-        {"model": cell, "attention": arm, "task": name, **_over_seeds(seeds)}
-        for (cell, arm), tasks in sorted(groups.items())
-        for name, seeds in tasks.items()
+        {"model": cell, "attention": arm, "task": name, **_effect_row(*found)}
+        for (cell, arm), tasks in evaluation_summaries(pairs).items()
+        for name, found in tasks.items()
     ]
     adjusted = holm({str(i): row["p"] for i, row in enumerate(rows)})
     rows = [{**row, "holm": adjusted[str(i)]} for i, row in enumerate(rows)]
@@ -197,6 +198,7 @@ def evaluation_effects_table(pairs: Sequence[EvalPair]) -> Table:
         "difference: this arm minus sa on each task's primary metric, per seed, on the same documents",
         "interval: 95% of Student's t over seeds; missing with one seed",
         "p (Holm): two-sided paired t test, corrected over all rows of this table",
+        ASSUMED,
     )
     return Table("evaluation-effects", "Downstream: effects over seeds", columns, tuple(rows), notes)
 
@@ -218,12 +220,35 @@ def _scores(pair: EvalPair) -> dict[str, tuple[float, float]]:
     return scores
 
 
-def _over_seeds(seeds: dict[int, tuple[float, float]]) -> dict[str, object]:
-    values = [pair for _, pair in sorted(seeds.items())]
-    summary = summarize([second - first for first, second in values])
+def evaluation_summaries(
+    pairs: Sequence[EvalPair],
+) -> dict[tuple[str, str], dict[str, tuple[float, float, PairedSummary]]]:
+    """Return per model and arm, per task: mean of the baseline, mean of the arm, summary over seeds."""
+    labels = cell_labels(pair.other for pair in pairs)
+    groups: dict[tuple[str, str], dict[str, dict[int, tuple[float, float]]]] = defaultdict(dict)
+    for pair in pairs:
+        of_arm = groups[labels[cell_key(pair.other)], arm_label(pair.other)]
+        for name, both in _scores(pair).items():
+            of_arm.setdefault(name, {})[pair.other.checkpoint.seed or 0] = both
     return {
-        "baseline": math.fsum(first for first, _ in values) / len(values),
-        "other": math.fsum(second for _, second in values) / len(values),
+        key: {name: _over_seeds(seeds) for name, seeds in tasks.items()}
+        for key, tasks in sorted(groups.items())
+    }
+
+
+def _over_seeds(seeds: dict[int, tuple[float, float]]) -> tuple[float, float, PairedSummary]:
+    values = [pair for _, pair in sorted(seeds.items())]
+    return (
+        math.fsum(first for first, _ in values) / len(values),
+        math.fsum(second for _, second in values) / len(values),
+        summarize([second - first for first, second in values]),
+    )
+
+
+def _effect_row(baseline: float, other: float, summary: PairedSummary) -> dict[str, object]:
+    return {
+        "baseline": baseline,
+        "other": other,
         "difference": summary.mean,
         "low": summary.low,
         "high": summary.high,

@@ -199,7 +199,9 @@ def effect_figure(effects: Sequence[Effect], path_stem: str | Path, title: str |
         _symmetric(axes, effects)
         better = {"lower": " (left of zero is better)", "higher": " (right of zero is better)", None: ""}
         axes.set_xlabel(f"{facts.title}: difference to sa{better[facts.better]}")
-        axes.set_title("mean and 95% interval over seeds; small dots are seeds", fontsize=9.5, color=MUTED)
+        several = any(effect.summary is not None and effect.summary.n > 1 for effect in effects)
+        what = "mean and 95% interval; small dots: seeds; hollow: one seed"
+        axes.set_title(what if several else "one seed each: no interval", fontsize=9.5, color=MUTED)
         if title:
             figure.suptitle(wrapped(title, 70), x=0.01, ha="left", fontsize=11.5, weight="bold")
         return save(figure, path_stem)
@@ -235,14 +237,18 @@ def _effect_row(axes: Axes, place: float, effect: Effect, style: Look) -> None:
             fontsize=9,
         )
         return
-    axes.scatter(
-        list(effect.differences.values()),
-        [place - 0.22] * summary.n,
-        s=14,
-        color=style.colour,
-        alpha=0.55,
-        linewidths=0,
+    axes.annotate(
+        f"{summary.n} seed{'' if summary.n == 1 else 's'}",
+        (1.01, place),
+        xycoords=axes.get_yaxis_transform(),
+        va="center",
+        color=MUTED,
+        fontsize=8.5,
+        annotation_clip=False,
     )
+    if summary.n > 1:
+        values = list(effect.differences.values())
+        axes.scatter(values, [place - 0.22] * summary.n, s=14, color=style.colour, alpha=0.55, linewidths=0)
     if summary.low is not None and summary.high is not None:
         axes.plot([summary.low, summary.high], [place, place], color=style.colour, linewidth=2.4)
     hollow = summary.n == 1

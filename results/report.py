@@ -7,16 +7,15 @@ named there by an earlier report are ever removed, and nothing that a person wro
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from results.bench_figures import bench_figure
 from results.cells import Cell, group_cells
 from results.effects import Effect, effects
-from results.eval_pairing import pair_evaluations
+from results.eval_pairing import EvalPair, pair_evaluations
+from results.eval_record import EvalRecord
 from results.evaluations import (
     documents_table,
     evaluation_effects_table,
@@ -24,14 +23,17 @@ from results.evaluations import (
     evaluations_table,
 )
 from results.figures import effect_figure, loss_curves
+from results.findings import bench_findings, effect_findings, evaluation_findings
 from results.jsonio import write_whole
 from results.metrics import metric as metric_facts
+from results.names import bench_stem, effects_stem, slug, unique_slugs
 from results.pairing import latest_runs, pair_records
-from results.published import PAPER, load_published, published_table
+from results.published import PAPER, Published, load_published, published_table
+from results.readme import Content, page
 from results.record import BenchRecord, Record, RunRecord
 from results.store import load_records
-from results.suites.pages import has_records, suite_page
-from results.suites.view import SuiteView
+from results.suites.pages import Page, has_records, suite_page
+from results.suites.view import PROBE, SuiteView
 from results.summaries import (
     bench_table,
     effects_table,
@@ -44,26 +46,6 @@ from results.tables import Table, markdown, to_csv
 MARK = "<!-- Generated from the records by ./xsa report. Do not edit: the next report replaces it. -->"
 MANIFEST = "generated.txt"
 FOLDERS = ("tables", "figures")
-
-
-def slug(text: str) -> str:
-    """Return a file name for a label: letters, digits, dots and dashes, never empty, cut where too long."""
-    name = re.sub(r"[^A-Za-z0-9.=]+", "-", text).strip("-.") or "unnamed"
-    if len(name) > 80:
-        name = f"{name[:71]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    return name
-
-
-def _unique(names: dict[str, str]) -> dict[str, str]:
-    """Return a slug per key, with a piece of the key's hash where two labels give the same file name."""
-    slugs = {key: slug(label) for key, label in names.items()}
-    lowered = [name.lower() for name in slugs.values()]
-    return {
-        key: name
-        if lowered.count(name.lower()) == 1
-        else f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-        for key, name in slugs.items()
-    }
 
 
 class _Writer:
@@ -106,32 +88,65 @@ def report(
         raise ValueError(f"{readme}: written by hand, a report would replace it; give another folder")
     earlier = _manifest(root)
     writer = _Writer(root)
-    runs, _ = latest_runs(records)
-    cells = group_cells(runs)
-    found = effects(records)
-    figures = _draw_cells(writer, cells)
-    by_task = _effects_by_task(found)
-    _write_effects(writer, by_task)
-    for task in sorted({record.task for record in runs}):
-        writer.table(runs_table(task, [record for record in runs if record.task == task]))
-    for bench in _benches(records):
-        writer.table(bench_table(bench))
-        writer.drawn(bench_figure(bench, writer.out_dir / bench_stem(bench)))
-    evaluated = _evaluation_tables(records)
-    for table in evaluated:
-        writer.table(table)
-    pages = _suite_lines(writer, suites, records)
-    if published:
-        writer.table(published_table(published))
-    writer.table(unfinished_table(runs))
-    writer.table(unpaired_table(pair_records(records).refused))
-    page = _readme(records, runs, by_task, figures, evaluated, pages, bool(published), writer.written)
-    writer.text("README.md", page)
+    content = _write(writer, records, published, suites)
+    writer.text("README.md", page(content, MARK))
     names = sorted({*writer.written, MANIFEST})
     for name in sorted(set(earlier) - set(names)):
         (root / name).unlink(missing_ok=True)
     write_whole(root / MANIFEST, "".join(f"{name}\n" for name in names).encode())
     return [root / name for name in names]
+
+
+def _write(
+    writer: _Writer, records: Sequence[Record], published: list[Published], suites: Sequence[SuiteView]
+) -> Content:
+    """Write every table and figure; return what the page is made of."""
+    runs, _ = latest_runs(records)
+    cells = group_cells(runs)
+    found = effects(records)
+    figures, curves = _draw_cells(writer, cells)
+    by_task = _effects_by_task(found)
+    _write_effects(writer, by_task)
+    for task in sorted({record.task for record in runs}):
+        writer.table(runs_table(task, [record for record in runs if record.task == task]))
+    benches = _benches(records)
+    for bench in benches:
+        writer.table(bench_table(bench))
+        writer.drawn(bench_figure(bench, writer.out_dir / bench_stem(bench)))
+    evaluated = evaluations(records)
+    pairs = pair_evaluations(evaluated)
+    tables = _evaluation_tables(evaluated, pairs)
+    pages = _suite_pages(writer, suites, records, curves)
+    probes = _probes(records)
+    in_figure = {cell.config_hash for view in suites if view.view == "probe" for cell in view.cells}
+    others = [probe for probe in probes if probe.config.get("config_hash") not in in_figure]
+    for probe in others:
+        writer.table(bench_table(probe))
+    for table in tables:
+        writer.table(table)
+    if published:
+        writer.table(published_table(published))
+    writer.table(unfinished_table(runs))
+    writer.table(unpaired_table(pair_records(records).refused))
+    return Content(
+        runs=runs,
+        benches=benches,
+        evaluations=len(evaluated),
+        probed=len(probes),
+        by_task=by_task,
+        findings=[
+            *(line for one in pages for line in one.findings),
+            *effect_findings(by_task, frozenset(cell.config_hash for view in suites for cell in view.cells)),
+            *evaluation_findings(pairs),
+            *bench_findings(benches),
+        ],
+        figures=figures,
+        pages=_suite_lines(pages),
+        evaluated=tables,
+        probes=others,
+        published=bool(published),
+        written=writer.written,
+    )
 
 
 def _manifest(root: Path) -> list[str]:
@@ -150,9 +165,15 @@ def _manifest(root: Path) -> list[str]:
 
 
 def _benches(records: Sequence[Record]) -> list[BenchRecord]:
-    return sorted(
-        (record for record in records if isinstance(record, BenchRecord)), key=lambda record: record.run_id
-    )
+    """Return the benchmarks, ordered; statistics of models, kept in the same form, are none."""
+    found = [record for record in records if isinstance(record, BenchRecord) and record.name != PROBE]
+    return sorted(found, key=lambda record: record.run_id)
+
+
+def _probes(records: Sequence[Record]) -> list[BenchRecord]:
+    """Return the probed models, ordered."""
+    found = [record for record in records if isinstance(record, BenchRecord) and record.name == PROBE]
+    return sorted(found, key=lambda record: record.run_id)
 
 
 def _effects_by_task(found: Sequence[Effect]) -> dict[tuple[str, str], list[Effect]]:
@@ -162,52 +183,36 @@ def _effects_by_task(found: Sequence[Effect]) -> dict[tuple[str, str], list[Effe
     return dict(sorted(groups.items()))
 
 
-def bench_stem(bench: BenchRecord) -> str:
-    """Return the stem of a benchmark's figure, below the report's folder."""
-    return f"figures/{slug(bench.run_id)}"
-
-
-def _bench_lines(bench: BenchRecord, written: Sequence[str]) -> list[str]:
-    lines = [f"- [{bench.name}](tables/{slug(bench.run_id)}.md), {bench.environment.device_name}"]
-    drawn = f"{bench_stem(bench)}.svg"
-    return lines + (["", f"![{bench.name}]({drawn})", ""] if drawn in written else [])
-
-
-def _evaluation_tables(records: Sequence[Record]) -> list[Table]:
+def _evaluation_tables(found: Sequence[EvalRecord], pairs: Sequence[EvalPair]) -> list[Table]:
     """Return the tables of downstream evaluations: effects first where there are pairs; none without any."""
-    found = evaluations(records)
-    pairs = pair_evaluations(found)
     effects_and_documents = [evaluation_effects_table(pairs), documents_table(pairs)] if pairs else []
     return [*effects_and_documents, evaluations_table(found)] if found else []
 
 
-def _counted(records: Sequence[Record]) -> str:
-    count = len(evaluations(records))
-    return f", {count} downstream evaluations" if count else ""
-
-
-def _evaluation_lines(evaluated: Sequence[Table]) -> list[str]:
-    if not evaluated:
-        return []
-    first, *_ = evaluated
-    shown = ["## Downstream evaluation", "", markdown(first, heading=False).rstrip("\n"), ""]
-    links = ", ".join(f"[{table.title}](tables/{slug(table.name)}.md)" for table in evaluated)
-    return [*shown, f"Tables: {links}.", ""]
-
-
-def _suite_lines(writer: _Writer, suites: Sequence[SuiteView], records: Sequence[Record]) -> list[str]:
-    """Write every suite that has records; return their lines on the page."""
-    lines: list[str] = []
-    for view in sorted(suites, key=lambda view: view.stem):
-        if has_records(view, records):
-            lines += suite_page(view, records, writer.out_dir, writer.table, writer.drawn)
+def _suite_lines(pages: Sequence[Page]) -> list[str]:
+    lines = [line for one in pages for line in one.lines]
     return ["## The paper's figures and tables", "", *lines] if lines else []
 
 
-def _draw_cells(writer: _Writer, cells: Sequence[Cell]) -> list[tuple[str, str]]:
-    """Draw the curves of every cell that has any; return (label, file stem below the folder)."""
-    names = _unique({cell.key: cell.label for cell in cells})
+def _suite_pages(
+    writer: _Writer, suites: Sequence[SuiteView], records: Sequence[Record], curves: Mapping[str, str]
+) -> list[Page]:
+    """Write every suite that has records; return their pages."""
+    return [
+        suite_page(view, records, writer.out_dir, writer.table, writer.drawn, curves)
+        for view in sorted(suites, key=lambda view: view.stem)
+        if has_records(view, records)
+    ]
+
+
+def _draw_cells(writer: _Writer, cells: Sequence[Cell]) -> tuple[list[tuple[str, str]], dict[str, str]]:
+    """Draw the curves of every cell that has any.
+
+    Returns (label, file stem below the folder) of each, and the stem by the config hash of every run.
+    """
+    names = unique_slugs({cell.key: cell.label for cell in cells})
     drawn: list[tuple[str, str]] = []
+    stems: dict[str, str] = {}
     for cell in cells:
         curves = [record for record in cell.records if _has_curves(record)]
         if not curves:
@@ -215,7 +220,8 @@ def _draw_cells(writer: _Writer, cells: Sequence[Cell]) -> list[tuple[str, str]]
         stem = f"figures/curves-{names[cell.key]}"
         writer.drawn(loss_curves(curves, writer.out_dir / stem, cell.label))
         drawn.append((cell.label, stem))
-    return drawn
+        stems |= {record.config_hash: stem for record in curves}
+    return drawn, stems
 
 
 def _has_curves(record: RunRecord) -> bool:
@@ -226,63 +232,7 @@ def _has_curves(record: RunRecord) -> bool:
 def _write_effects(writer: _Writer, by_task: dict[tuple[str, str], list[Effect]]) -> None:
     for (task, name), group in by_task.items():
         title = f"Effects: {task}, {metric_facts(name).title}"
-        stem = slug(f"effects-{task}-{name.removeprefix('validation_')}")
+        stem = effects_stem(task, name)
         writer.table(effects_table(stem, title, group))
         if any(effect.summary is not None for effect in group):
             writer.drawn(effect_figure(group, writer.out_dir / "figures" / stem, title))
-
-
-def _readme(
-    records: Sequence[Record],
-    runs: Sequence[RunRecord],
-    by_task: dict[tuple[str, str], list[Effect]],
-    figures: Sequence[tuple[str, str]],
-    evaluated: Sequence[Table],
-    pages: Sequence[str],
-    published: bool,
-    written: Sequence[str],
-) -> str:
-    lines = [MARK, "# Results", ""]
-    completed = sum(record.status == "completed" for record in runs)
-    benches = _benches(records)
-    lines += [
-        f"{completed} completed training runs, {len(runs) - completed} that did not complete, "
-        f"{len(benches)} benchmark records{_counted(records)}. "
-        "Everything here is regenerated from them by `./xsa report`; "
-        "an effect is the mean difference to plain attention (sa) over seeds, pair by pair.",
-        "",
-    ]
-    for (task, name), group in by_task.items():
-        stem = slug(f"effects-{task}-{name.removeprefix('validation_')}")
-        title = f"{task}: {metric_facts(name).title}"
-        table = effects_table(stem, title, group)
-        wanted = ("cell", "arm", "difference", "low", "high", "seeds", "signs", "holm", "verdict")
-        short = Table(
-            stem, title, tuple(column for column in table.columns if column.key in wanted), table.rows
-        )
-        lines += [f"## {title}", "", markdown(short, heading=False).rstrip("\n"), ""]
-        lines += [f"All columns: [table](tables/{stem}.md), [CSV](tables/{stem}.csv).", ""]
-        if any(effect.summary is not None for effect in group):
-            lines += [f"![{title}](figures/{stem}.svg)", ""]
-    lines += pages
-    lines += ["## Curves", ""] if figures else []
-    lines += [f"- [{label}]({stem}.svg)" for label, stem in figures] + ([""] if figures else [])
-    lines += _evaluation_lines(evaluated)
-    lines += ["## Benchmarks", ""] if benches else []
-    lines += [line for bench in benches for line in _bench_lines(bench, written)]
-    lines += [""] if benches else []
-    if published:
-        lines += [
-            "## What others published",
-            "",
-            "[Table](tables/published.md), with sources; not measured here.",
-            "",
-        ]
-    lines += ["## What is not here", ""]
-    lines += [
-        "- [runs that did not complete, with their reason](tables/unfinished.md)",
-        "- [runs that are in no comparison, and why](tables/unpaired.md)",
-    ]
-    for task in sorted({record.task for record in runs}):
-        lines.append(f"- [all runs of {task}](tables/{slug(f'runs-{task}')}.md)")
-    return "\n".join(lines) + "\n"

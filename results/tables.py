@@ -14,6 +14,7 @@ from typing import Any
 
 MISSING = "missing"
 MISSING_CSV = "NA"
+NOT_APPLICABLE = "-"  # there is no such value, as the interval of a single seed
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Table:
     def numeric(self, column: Column) -> bool:
         """Whether every value of a column that exists is a number: such columns are aligned right."""
         values = [row.get(column.key) for row in self.rows]
-        known = [value for value in values if value is not None]
+        known = [value for value in values if value is not None and value != NOT_APPLICABLE]
         return bool(known) and all(
             isinstance(value, int | float) and not isinstance(value, bool) for value in known
         )

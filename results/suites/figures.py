@@ -38,17 +38,20 @@ def axis_figure(view: SuiteView, found: Sequence[Point], facts: Metric, path_ste
         panels = list(figure.subplots(1, 2 if others else 1, squeeze=False)[0])
         for axes in panels:
             _axis(axes, axis, coordinates)
-        for arm in view.arms:
-            _values(panels[0], [p for p in found if p.arm == arm], axis, coordinates, looks[arm])
+        for shift, arm in enumerate(view.arms):
+            _values(panels[0], [p for p in found if p.arm == arm], axis, coordinates, looks[arm], shift)
         panels[0].set_ylabel(facts.title)
-        panels[0].set_title("mean over seeds; dots are seeds")
+        panels[0].set_title(_seeds([len(point.values) for point in found]), fontsize=9.5)
         for shift, arm in enumerate(others):
             own = [point for point in found if point.arm == arm]
             _differences(panels[1], own, axis, coordinates, looks[arm], shift)
         if others:
             panels[1].axhline(0.0, color=INK, linewidth=1.0, zorder=1.5)
-            better = {"lower": ", below zero is better", "higher": ", above zero is better", None: ""}
-            panels[1].set_title(f"minus {BASELINE}, 95% interval{better[facts.better]}", fontsize=9.5)
+            better = {"lower": "below zero is better", "higher": "above zero is better", None: ""}
+            pairs = [len(point.differences) for point in found if point.arm != BASELINE]
+            interval = "95% interval" if max(pairs, default=0) > 1 else "no interval"
+            panels[1].set_title(f"minus {BASELINE}, {_count(pairs)}, {interval}", fontsize=9.5)
+            panels[1].set_ylabel(better[facts.better])
         handles = [_handle(arm, looks[arm]) for arm in view.arms]
         if any(not point.values for point in found):
             handles.append(Line2D([], [], color=MUTED, marker="x", linestyle="", label="missing or failed"))
@@ -57,6 +60,19 @@ def axis_figure(view: SuiteView, found: Sequence[Point], facts: Metric, path_ste
             wrapped(f"{view.title} (scale {view.scale})", 70), x=0.01, ha="left", fontsize=11, weight="bold"
         )
         return save(figure, path_stem)
+
+
+def _count(seeds: Sequence[int]) -> str:
+    """Return how many seeds the places have: `3 seeds`, `1 to 3 seeds`."""
+    known = sorted({count for count in seeds if count})
+    if known in ([], [1]):
+        return f"{len(known)} seed" if known else "no seed"
+    return f"{known[0]} seeds" if len(known) == 1 else f"{known[0]} to {known[-1]} seeds"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    """Return what the panel of values shows."""
+    return _count(seeds) if max(seeds, default=0) < 2 else f"mean of {_count(seeds)}; dots are seeds"
 
 
 def _position(value: Coordinate, coordinates: Sequence[Coordinate]) -> float:
@@ -84,7 +100,7 @@ def _axis(axes: Axes, name: str, coordinates: Sequence[Coordinate]) -> None:
 
 
 def _values(
-    axes: Axes, own: Sequence[Point], axis: str, coordinates: Sequence[Coordinate], style: Look
+    axes: Axes, own: Sequence[Point], axis: str, coordinates: Sequence[Coordinate], style: Look, shift: int
 ) -> None:
     here = [point for point in own if point.values]
     places = [_position(point.place[axis], coordinates) for point in here]
@@ -101,20 +117,26 @@ def _values(
             axes.scatter([place] * len(values), values, s=10, color=style.colour, alpha=0.5, linewidths=0)
     for point in own:
         if not point.values:
-            _missing(axes, _position(point.place[axis], coordinates), style)
+            place = _position(point.place[axis], coordinates)
+            _missing(axes, _shifted(place, coordinates, shift), style)
+
+
+def _shifted(place: float, coordinates: Sequence[Coordinate], shift: int) -> float:
+    """Return a place a little to the right, so that two arms do not hide each other."""
+    return place * 1.05**shift if _logarithmic(coordinates) else place + 0.08 * shift
 
 
 def _differences(
     axes: Axes, own: Sequence[Point], axis: str, coordinates: Sequence[Coordinate], style: Look, shift: int
 ) -> None:
     for point in own:
-        place = _position(point.place[axis], coordinates)
-        place = place * 1.05**shift if _logarithmic(coordinates) else place + 0.08 * shift
+        place = _shifted(_position(point.place[axis], coordinates), coordinates, shift)
         if point.summary is None:
             _missing(axes, place, style)
             continue
-        for value in point.differences.values():
-            axes.scatter([place], [value], s=10, color=style.colour, alpha=0.5, linewidths=0)
+        beside = _shifted(place, coordinates, -1)  # or the interval hides them
+        for value in point.differences.values() if point.summary.n > 1 else ():
+            axes.scatter([beside], [value], s=10, color=style.colour, alpha=0.5, linewidths=0)
         if point.summary.low is not None and point.summary.high is not None:
             axes.plot(
                 [place, place], [point.summary.low, point.summary.high], color=style.colour, linewidth=2

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
+from results.evaluations import ASSUMED
+from results.findings import probe_findings, suite_findings
 from results.record import Record
 from results.suites.figures import axis_figure, probe_figure
 from results.suites.interaction import interaction_table
 from results.suites.tables import probe_table, suite_table
 from results.suites.view import SuiteView, points, suite_probes, suite_runs, suite_values
 from results.tables import Table, markdown
+
+
+@dataclass(frozen=True)
+class Page:
+    """A suite's lines on the page, and what it says in a few sentences."""
+
+    lines: list[str]
+    findings: list[str]
 
 
 def has_records(view: SuiteView, records: Sequence[Record]) -> bool:
@@ -24,22 +36,29 @@ def suite_page(
     folder: Path,
     table: Callable[[Table], None],
     drawn: Callable[[Sequence[Path]], None],
-) -> list[str]:
-    """Write a suite's table and figure below ``folder`` through ``table`` and ``drawn``; return its lines."""
+    curves: Mapping[str, str] = MappingProxyType({}),
+) -> Page:
+    """Write a suite's table and figure below ``folder`` through ``table`` and ``drawn``; return its page.
+
+    ``curves`` has the figures of training curves, stem by config hash: a suite about curves shows them.
+    """
     runs = suite_runs(view, records)
     stem = f"figures/suite-{view.stem}"
     paths: list[Path] = []
     more: list[Table] = []
+    findings: list[str] = []
     if view.view == "probe":
         probes = suite_probes(view, records)
         shown = probe_table(view, probes)
         paths = probe_figure(view, probes, folder / stem) if probes else []
+        findings = probe_findings(view, probes)
     else:
         values = suite_values(view, runs, records)
         found = points(view, runs, values)
         shown = suite_table(view, found, values)
         if values is not None and values.by_hash and view.axes:
             paths = axis_figure(view, found, values.facts, folder / stem)
+            findings = suite_findings(view, found, values.facts)
         if view.interaction:
             more.append(interaction_table(view, runs, values))
     shown, *more = [
@@ -53,7 +72,22 @@ def suite_page(
     lines += [f"{done} of {len(view.cells)} runs completed; {view.note}.", ""]
     if view.rate:
         lines += [f"{view.rate[:1].upper()}{view.rate[1:]}.", ""]
+    if view.view == "evaluation":
+        lines += [f"{ASSUMED[:1].upper()}{ASSUMED[1:]}.", ""]
     lines += [markdown(shown, heading=False).rstrip("\n"), ""]
     for one in more:
         lines += [f"{one.title}:", "", markdown(one, heading=False).rstrip("\n"), ""]
-    return lines + ([f"![{view.title}]({stem}.svg)", ""] if paths else [])
+    lines += [f"![{view.title}]({stem}.svg)", ""] if paths else []
+    if view.view == "curves":
+        for stem, place in _curves(view, curves).items():
+            lines += [f"![{view.title}, {place}]({stem}.svg)", ""]
+    return Page(lines, findings)
+
+
+def _curves(view: SuiteView, curves: Mapping[str, str]) -> dict[str, str]:
+    """Return the figures of the suite's places, each with the name of its place."""
+    return {
+        curves[cell.config_hash]: ", ".join(map(str, cell.place.values()))
+        for cell in view.cells
+        if cell.config_hash in curves
+    }

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from results.evaluations import ASSUMED
 from results.pairing import BASELINE
 from results.record import BenchRecord
 from results.suites.view import Point, SuiteView, Values
-from results.tables import Column, Table, show
+from results.tables import NOT_APPLICABLE, Column, Table, show
 
 STATISTICS = {
     "cosine_output_value": "cosine of output and own value",
@@ -42,7 +43,8 @@ def suite_table(view: SuiteView, found: Sequence[Point], values: Values | None) 
 def notes(view: SuiteView) -> tuple[str, ...]:
     """Return what stands below every table of a suite."""
     rate = (view.rate,) if view.rate else ()
-    return (f"after {view.source}", f"scale {view.scale}: {view.note}", *rate)
+    assumed = (ASSUMED,) if view.view == "evaluation" else ()
+    return (f"after {view.source}", f"scale {view.scale}: {view.note}", *rate, *assumed)
 
 
 def _row(view: SuiteView, point: Point) -> dict[str, Any]:
@@ -59,12 +61,17 @@ def _row(view: SuiteView, point: Point) -> dict[str, Any]:
         "arm": point.arm,
         "mean": point.mean,
         "seeds": f"{len(point.values)} of {point.wanted}",
-        "difference": "baseline" if point.arm == BASELINE else (summary.mean if summary else None),
-        "low": "-" if point.arm == BASELINE else (summary.low if summary else None),
-        "high": "-" if point.arm == BASELINE else (summary.high if summary else None),
-        "pairs": "-" if point.arm == BASELINE else len(point.differences),
+        "difference": NOT_APPLICABLE if point.arm == BASELINE else (summary.mean if summary else None),
+        "low": _bound(point, summary.low if summary else None),
+        "high": _bound(point, summary.high if summary else None),
+        "pairs": NOT_APPLICABLE if point.arm == BASELINE else len(point.differences),
         "absent": absent or "none",
     }
+
+
+def _bound(point: Point, value: float | None) -> Any:
+    """Return an end of an interval; the baseline has none, and a single seed cannot have one."""
+    return NOT_APPLICABLE if point.arm == BASELINE or len(point.differences) == 1 else value
 
 
 def _coordinate(value: Any) -> str:
