@@ -49,6 +49,13 @@ class Exclusion(nn.Module):
         super().__init__()
         self.variant_name, self.backend = variant, backend
         self.variant = build_variant(variant, n_heads, head_dim, strength)
+        # Fixed strength, None for a variant that has none; the variant's own may be a tensor.
+        self.strength: float | None = getattr(self.variant, "strength", None)
+        # Whether the layer is to compute what it did before: at strength 0, by its own code.
+        self.idle = self.strength == 0.0
+        self.level: Tensor
+        self.register_buffer("level", torch.zeros((), dtype=torch.float64), persistent=False)
+        self._write_strength()
         # Probes set it: it sees what the layer attends with and what the variant makes of it.
         self.observer: Observer | None = None
 
@@ -82,16 +89,6 @@ class Exclusion(nn.Module):
             causal=causal, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p, backend=self.backend
         )
 
-    @property
-    def strength(self) -> float | None:
-        """Fixed strength, or None for a variant that has none."""
-        return getattr(self.variant, "strength", None)
-
-    @property
-    def idle(self) -> bool:
-        """Whether the layer is to compute what it did before: at strength 0, by its own code."""
-        return self.strength == 0.0
-
     def set_strength(self, strength: float) -> None:
         """Change the strength.
 
@@ -104,7 +101,33 @@ class Exclusion(nn.Module):
             raise ValueError(
                 f"variant {self.variant_name} has no strength to set: convert the model to one of {able}"
             )
-        self.variant.strength = float(strength)
+        self.strength = float(strength)
+        self.idle = self.strength == 0.0
+        self._write_strength()
+
+    def _write_strength(self) -> None:
+        """Hand the strength to the variant: a number at 0 and 1, in between the buffer.
+
+        To a compiled model a number is a constant, and a schedule would compile it anew at every step. The
+        buffer is not saved, and stays float64 where the model is cast.
+        """
+        if self.strength is None:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            if self.level.dtype != torch.float64 or self.level.is_inference():
+                self.level = torch.zeros((), dtype=torch.float64, device=self.level.device)
+            self.level.fill_(self.strength)
+        self.variant._buffers.pop("strength", None)
+        self.variant.__dict__.pop("strength", None)
+        if self.strength in (0.0, 1.0):
+            self.variant.strength = self.strength
+        else:
+            self.variant.register_buffer("strength", self.level, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Exclusion:
+        super()._apply(fn, recurse)
+        self._write_strength()
+        return self
 
     def get_extra_state(self) -> Tensor:
         """The mark: which variant and which strength (NaN where the variant has none)."""
