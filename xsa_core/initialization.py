@@ -47,6 +47,12 @@ def initialize(model: nn.Module, seed: int, declared: Mapping[str, ParameterRole
                     f"{name} is on the meta device: move the model with to_empty(device=...) first"
                 )
             _fill(parameter, _initial_value(parameter.shape, roles[name], _generator(seed, name)))
+    seed_buffers(model, seed)
+
+
+def seed_buffers(model: nn.Module, seed: int) -> None:
+    """Draw the seeded buffers of a model, e.g. fixed random directions, each from its name and the seed."""
+    with torch.no_grad():
         for prefix, module in model.named_modules():
             for name, draw in getattr(type(module), "seeded_buffers", _no_buffers)(module).items():
                 full = f"{prefix}.{name}" if prefix else name

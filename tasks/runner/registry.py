@@ -7,6 +7,7 @@ from tasks.base import TaskSpec
 # name -> module with a TaskSpec called TASK
 TASKS = {
     "text": "tasks.text.spec",
+    "vision": "tasks.vision.spec",
 }
 
 

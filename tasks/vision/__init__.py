@@ -1,0 +1,1 @@
+"""Image classification by timm's Vision Transformers, with our attention in them."""
