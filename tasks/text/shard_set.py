@@ -94,7 +94,10 @@ def _corpus(
     identity: str,
     manifest: dict[str, Any],
 ) -> tuple[Corpus, Tokenizer]:
-    opened = {split: TokenShards(paths, headerless=headerless) for split, paths in found.items()}
+    opened = {
+        split: TokenShards(paths, headerless=headerless, vocab_size=tokenizer.vocab_size)
+        for split, paths in found.items()
+    }
     corpus = Corpus(opened["train"], opened["validation"], identity, manifest, tokenizer.vocab_size)
     return corpus, tokenizer
 

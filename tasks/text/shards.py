@@ -89,20 +89,31 @@ def _header_count(path: Path) -> int:
 
 
 class TokenShards:
-    """Several shards as one sequence of tokens: slices read only what they cover, across borders too."""
+    """Several shards as one sequence of tokens: slices read only what they cover, across borders too.
 
-    def __init__(self, paths: Sequence[Path], *, headerless: bool = False) -> None:
+    A shard may be cut short or overwritten while a run reads it. What is read is held against the size the
+    file had and, where it is known, the size of the vocabulary.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], *, headerless: bool = False, vocab_size: int | None = None
+    ) -> None:
         """Map all `paths`, in the order given. Raises UserError as `open_shard`, and for no paths."""
         if not paths:
             raise UserError("no token shards were given, expected at least one .bin file")
+        self._paths, self._vocab_size = list(paths), vocab_size
         self._shards = [open_shard(path, headerless=headerless) for path in paths]
+        self._sizes = [path.stat().st_size for path in paths]
         self._ends = list(accumulate(len(shard) for shard in self._shards))
 
     def __len__(self) -> int:
         return self._ends[-1]
 
     def __getitem__(self, key: slice) -> NDArray[np.uint16]:
-        """Return tokens `start:stop` as an array of their own (K,); a step is not supported."""
+        """Return tokens `start:stop` as an array of their own (K,); a step is not supported.
+
+        Raises UserError for a shard that has changed since, or that holds ids the vocabulary has not.
+        """
         start, stop, step = key.indices(len(self))
         if step != 1:
             raise ValueError(f"token shards are read with step 1, got {step}")
@@ -111,6 +122,24 @@ class TokenShards:
         while start < stop:
             begin = self._ends[shard] - len(self._shards[shard])
             end = min(stop, self._ends[shard])
-            parts.append(self._shards[shard][start - begin : end - begin])
+            parts.append(self._read(shard, start - begin, end - begin))
             start, shard = end, shard + 1
         return np.concatenate(parts) if parts else np.empty(0, dtype=TOKEN)
+
+    def _read(self, shard: int, start: int, stop: int) -> NDArray[np.uint16]:
+        path = self._paths[shard]
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise UserError(f"{path}: can no longer be read ({error.strerror}); restore the shard") from None
+        if size != self._sizes[shard]:  # reading a map beyond its file's end would kill the process
+            raise UserError(
+                f"{path}: {size} bytes now, {self._sizes[shard]} when the run began; restore the shard"
+            )
+        part = self._shards[shard][start:stop]
+        if self._vocab_size is not None and part.max(initial=0) >= self._vocab_size:
+            raise UserError(
+                f"{path}: holds token {part.max()}, the vocabulary ends at {self._vocab_size - 1}; the shard "
+                "is damaged, or the tokenizer another"
+            )
+        return part
