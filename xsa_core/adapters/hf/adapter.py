@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from xsa_core.adapters.base import LEFT_ALONE, SELF, Coverage, Found, Settings
-from xsa_core.adapters.exclusion import CHILD
+from xsa_core.adapters.exclusion import CHILD, Exclusion
 from xsa_core.adapters.hf import classes
 from xsa_core.adapters.hf.layer import InterfaceLayer
 from xsa_core.adapters.layer import build_exclusion, converted_class, plain_class
@@ -79,6 +79,8 @@ class TransformersAdapter:
             others = [m for m in model.modules() if getattr(m, "config", None) is config]
             if not any(CHILD in m._modules for m in others):
                 install.name_plain_function(config)
+        if not any(isinstance(m, Exclusion) for m in model.modules()) and hasattr(model, "config"):
+            install.forget(model.config)
 
     def coverage(self) -> list[Coverage]:
         """See :class:`xsa_core.adapters.base.Adapter`."""

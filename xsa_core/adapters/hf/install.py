@@ -1,12 +1,13 @@
 """Registration with transformers, and what makes a converted model load as converted or not at all.
 
-Besides its public registries (`AttentionInterface`, `AttentionMaskInterface`), four methods of
-`PreTrainedModel` are wrapped, because the library has no other place for it:
+Besides its public registries (`AttentionInterface`, `AttentionMaskInterface`), `Cache.update` (see `layer`)
+and five methods of `PreTrainedModel` are wrapped, because the library has no other place for it:
 
     set_attn_implementation                  a name of ours converts the model, another one reverts it
     _check_and_adjust_attn_implementation    names with "flash" are looked up as kernels of a hub otherwise
     post_init                                a config that says so gives a converted model
     save_pretrained                          the config says what is converted, with which strength
+    _move_missing_keys_from_meta_to_device   from_pretrained empties buffers that are in no file: the strength
 
 config.json then holds `attn_implementation`, a name that transformers refuses as long as
 `xsa_core.adapters.transformers` is not imported, and `xsa`, from which the layers are converted.
@@ -21,10 +22,11 @@ from typing import Any
 from torch import nn
 
 from xsa_core.adapters.base import SELF, Found, Settings
-from xsa_core.adapters.exclusion import CHILD
+from xsa_core.adapters.exclusion import CHILD, Exclusion, guard_loading
 from xsa_core.adapters.hf import attention
 from xsa_core.adapters.hf.adapter import ADAPTER, FUSED, IMPLEMENTATIONS
 from xsa_core.adapters.hf.attention import MARK
+from xsa_core.adapters.hf.layer import recording
 
 NAMES = (*IMPLEMENTATIONS.values(), FUSED)
 _installed = False
@@ -36,6 +38,7 @@ def install() -> None:
     if _installed:
         return
     from transformers import AttentionInterface
+    from transformers.cache_utils import Cache
     from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
     from transformers.modeling_utils import PreTrainedModel
 
@@ -45,6 +48,7 @@ def install() -> None:
         AttentionMaskInterface.register(name, masks[name])
     for name, wrapper in _WRAPPERS.items():
         setattr(PreTrainedModel, name, wrapper(getattr(PreTrainedModel, name)))
+    Cache.update = recording(Cache.update)
     _installed = True
 
 
@@ -74,84 +78,129 @@ def name_function(config: Any, backend: str = "auto", name: str | None = None) -
 
 def name_plain_function(config: Any) -> None:
     """Let the modules of a config attend as before the conversion."""
-    mark = getattr(config, MARK, None)
-    if mark is None:
-        return
+    mark = getattr(config, MARK, None) or {}
     if config._attn_implementation in NAMES:
         config._attn_implementation_internal = mark.get("replaces") or "sdpa"
+    forget(config)
+
+
+def forget(config: Any) -> None:
+    """Take from a config, and from its parts, what it says of a conversion."""
     for name in (MARK, "attn_implementation"):
         config.__dict__.pop(name, None)
+    for part in (getattr(config, name, None) for name in config.sub_configs):
+        if part is not None:
+            forget(part)
 
 
-def write_marks(model: nn.Module) -> list[Any]:
-    """Let every config say what of its modules is converted; the configs that do."""
-    by_config: dict[int, list[Found]] = {}
-    for row in ADAPTER.find(model):
-        if row.kind == SELF and getattr(row.module, "config", None) is not None:
-            by_config.setdefault(id(row.module.config), []).append(row)
-    marked = []
-    for rows in by_config.values():
-        config = rows[0].module.config
-        on = [row for row in rows if CHILD in row.module._modules]
-        if not on:
-            continue
-        children = [row.module._modules[CHILD] for row in on]
-        layers = [
-            {"path": row.path, "variant": e.variant_name, "strength": e.strength, "backend": e.backend}
-            for row, e in zip(on, children, strict=True)
-        ]
-        mark = {"replaces": getattr(config, MARK, {}).get("replaces", "sdpa"), "layers": layers}
-        alike = {(x["variant"], x["strength"], x["backend"]) for x in layers}
-        if len(on) == len(rows) and len(alike) == 1:
-            mark["layers"] = [{**layers[0], "path": "*"}]
-        setattr(config, MARK, mark)
-        config.attn_implementation = config._attn_implementation
-        marked.append(config)
-    return marked
+def write_mark(model: nn.Module) -> None:
+    """Let the config of a model say which of its layers are converted, and how.
+
+    The root says it for all: parts may hold copies of configs that are never written.
+    """
+    rows = [row for row in ADAPTER.find(model) if row.kind == SELF]
+    layers = [
+        {"path": row.path, "variant": e.variant_name, "strength": e.strength, "backend": e.backend}
+        for row, e in ((row, row.module._modules.get(CHILD)) for row in rows)
+        if isinstance(e, Exclusion)
+    ]
+    if not layers:
+        forget(model.config)
+        return
+    if len(layers) == len(rows) and len({(x["variant"], x["strength"], x["backend"]) for x in layers}) == 1:
+        layers = [{**layers[0], "path": "*"}]
+    setattr(model.config, MARK, {**(getattr(model.config, MARK, None) or {}), "layers": layers})
+    model.config.attn_implementation = _implementations(model.config, _names_in_use(rows))
 
 
-def read_marks(model: nn.Module) -> None:
-    """Convert what the configs of a model say is converted.
+def _names_in_use(rows: Sequence[Found]) -> list[str]:
+    return [c._attn_implementation for c in configs(rows) if c._attn_implementation in NAMES]
+
+
+def _implementations(config: Any, used: Sequence[str]) -> str | dict[str, Any]:
+    """The attention functions of a config and its parts, as transformers reads them from a file.
+
+    Where only copies of a config name one of ours (T5), the root does, so that it is refused without us.
+    """
+
+    def of(part: Any) -> str | dict[str, Any]:
+        parts = {name: getattr(part, name, None) for name in part.sub_configs}
+        inner = {name: of(each) for name, each in parts.items() if each is not None}
+        return {"": part._attn_implementation, **inner} if inner else part._attn_implementation
+
+    found = of(config)
+    if any(repr(name) in repr(found) for name in NAMES):
+        return found
+    return {**found, "": used[0]} if isinstance(found, dict) else used[0]
+
+
+def read_mark(model: nn.Module) -> None:
+    """Convert what the config of a model says is converted, while the model is built.
+
+    Parts of a model are built before it, and see only the ends of the paths: what they make of them is
+    corrected by the model around them.
 
     Raises:
         ValueError: the config says exclusive and the attention function asked for is a plain one.
     """
-    rows = [
-        r for r in ADAPTER.find(model) if r.kind == SELF and getattr(r.module, "config", None) is not None
-    ]
-    for config in configs(rows):
-        mark = getattr(config, MARK, None)
-        mine = [row for row in rows if row.module.config is config]
-        if mark is None and config._attn_implementation in NAMES:
-            name_function(config)
-            _convert(model, mine, [{"path": "*"}])
-        elif mark is not None and "layers" in mark:
-            if config._attn_implementation not in NAMES:
-                raise ValueError(
-                    f"this checkpoint is exclusive, and attn_implementation={config._attn_implementation!r} "
-                    f"is not: use one of {', '.join(NAMES)}, or remove {MARK!r} and 'attn_implementation' "
-                    "from its config.json to load it as a plain model"
-                )
-            _convert(model, mine, mark["layers"])
-
-
-def _convert(model: nn.Module, rows: Sequence[Found], layers: Sequence[dict[str, Any]]) -> None:
-    from xsa_core.adapters.exclusion import guard_loading
-
-    for layer in layers:
-        strength = layer.get("strength")
-        settings = Settings(
-            layer.get("variant", "xsa"), 1.0 if strength is None else strength, layer.get("backend", "auto")
-        )
-        chosen = [r for r in rows if CHILD not in r.module._modules and _same(layer["path"], r.path)]
-        ADAPTER.check(model, chosen, settings)
-        ADAPTER.attach(model, chosen, settings)
+    rows = [row for row in ADAPTER.find(model) if row.kind == SELF]
+    layers = (getattr(model.config, MARK, None) or {}).get("layers")
+    if layers is not None:
+        _refuse_plain(model.config)
+        for row in rows:
+            _make(model, row, _saved(layers, row.path))
+    else:
+        for config in configs(rows):
+            if config._attn_implementation in NAMES and getattr(config, MARK, None) is None:
+                name_function(config)
+                for row in (row for row in rows if row.module.config is config):
+                    _make(model, row, {})
     guard_loading(model)
 
 
-def _same(saved: str, path: str) -> bool:
-    """Whether a saved path is this one; a model may sit inside another, on either side."""
-    return saved in ("*", path) or path.endswith(f".{saved}") or saved.endswith(f".{path}")
+def _refuse_plain(config: Any) -> None:
+    """Refuse a plain attention function that was asked for by name, or would be the default."""
+    parts = [getattr(config, name, None) for name in config.sub_configs]
+    names = {c._attn_implementation for c in (config, *parts) if c is not None}
+    if not names & set(NAMES):
+        asked = config._attn_implementation
+        raise ValueError(
+            f"this checkpoint is exclusive, and attn_implementation={asked!r} is not: use one of "
+            f"{', '.join(NAMES)}, or remove {MARK!r} and 'attn_implementation' from its config.json to load "
+            "it as a plain model"
+        )
+
+
+def _saved(layers: Sequence[dict[str, Any]], path: str) -> dict[str, Any] | None:
+    """What was saved for a path: the same one, or the longest that is its end or has it as its end."""
+    fits = [
+        x
+        for x in layers
+        if x["path"] in ("*", path) or path.endswith(f".{x['path']}") or x["path"].endswith(f".{path}")
+    ]
+    exact = [x for x in fits if x["path"] == path]
+    return (exact or sorted(fits, key=lambda x: -len(x["path"])) or [None])[0]
+
+
+def _make(model: nn.Module, row: Found, wanted: dict[str, Any] | None) -> None:
+    """Convert one layer as it was saved; make it plain where it was not converted."""
+    present = row.module._modules.get(CHILD)
+    if wanted is None:
+        if present is not None:
+            ADAPTER.detach(model, [row])
+        return
+    strength = wanted.get("strength")
+    settings = Settings(
+        wanted.get("variant", "xsa"), 1.0 if strength is None else strength, wanted.get("backend", "auto")
+    )
+    if present is not None:
+        if (present.variant_name, present.backend) == (settings.variant, settings.backend):
+            if present.strength is not None:
+                present.set_strength(settings.strength)
+            return
+        ADAPTER.detach(model, [row])
+    ADAPTER.check(model, [row], settings)
+    ADAPTER.attach(model, [row], settings)
 
 
 def _set_attn_implementation(plain):
@@ -206,7 +255,7 @@ def _post_init(plain):
     @functools.wraps(plain)
     def post_init(self, *args, **kwargs):
         plain(self, *args, **kwargs)
-        read_marks(self)
+        read_mark(self)
 
     return post_init
 
@@ -214,14 +263,25 @@ def _post_init(plain):
 def _save_pretrained(plain):
     @functools.wraps(plain)
     def save_pretrained(self, *args, **kwargs):
-        marked = write_marks(self)
+        write_mark(self)
         try:
             return plain(self, *args, **kwargs)
         finally:
-            for config in marked:
-                config.__dict__.pop("attn_implementation", None)
+            self.config.__dict__.pop("attn_implementation", None)
+            (getattr(self.config, MARK, None) or {}).pop("layers", None)
 
     return save_pretrained
+
+
+def _move_missing_keys(plain):
+    @functools.wraps(plain)
+    def _move_missing_keys_from_meta_to_device(self, *args, **kwargs):
+        plain(self, *args, **kwargs)
+        for module in self.modules():
+            if isinstance(module, Exclusion) and module.strength is not None:
+                module.set_strength(module.strength)
+
+    return _move_missing_keys_from_meta_to_device
 
 
 _WRAPPERS = {
@@ -229,4 +289,5 @@ _WRAPPERS = {
     "_check_and_adjust_attn_implementation": _check_and_adjust,
     "post_init": _post_init,
     "save_pretrained": _save_pretrained,
+    "_move_missing_keys_from_meta_to_device": _move_missing_keys,
 }

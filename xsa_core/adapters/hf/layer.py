@@ -8,6 +8,7 @@ are taken.
 
 from __future__ import annotations
 
+import functools
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from xsa_core.adapters.hf.classes import foreign_arguments
 from xsa_core.adapters.layer import ConvertedLayer
+
+WANTED = "_xsa_own_values"  # on a cache, while a converted layer runs with it
 
 
 @dataclass
@@ -32,16 +35,17 @@ class OwnValues:
     cross: bool = False
 
 
-class Recorder:
-    """Stands for the `update` of a cache during one forward."""
+def recording(update: Any) -> Any:
+    """The `update` of transformers' caches, leaving the new values where a running layer asked for them."""
 
-    def __init__(self, own: OwnValues, update: Any) -> None:
-        self.own, self.update = own, update
+    @functools.wraps(update)
+    def recorded(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        own = getattr(self, WANTED, None)
+        if own is not None:
+            own.values = value_states
+        return update(self, key_states, value_states, *args, **kwargs)
 
-    def __call__(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """As `Cache.update`; keys, values `B Hkv T D`."""
-        self.own.values = value_states
-        return self.update(key_states, value_states, *args, **kwargs)
+    return recorded
 
 
 class InterfaceLayer(ConvertedLayer):
@@ -57,12 +61,12 @@ class InterfaceLayer(ConvertedLayer):
         here = thread()
         self.calls[here] = own
         if cache is not None:
-            cache.update = Recorder(own, cache.update)
+            setattr(cache, WANTED, own)
         try:
             return plain(*args, **kwargs)
         finally:
             if cache is not None:
-                del cache.update
+                setattr(cache, WANTED, None)
             del self.calls[here]
 
     def _is_cross(self, args: tuple, kwargs: dict) -> bool:
