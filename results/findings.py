@@ -47,6 +47,8 @@ def word(difference: Difference, better: str | None) -> str:
 
 
 def _direction(mean: float, better: str | None) -> str:
+    if mean == 0:
+        return "equal"
     direction = "lower" if mean < 0 else "higher"
     return direction if better is None else ("better" if direction == better else "worse")
 

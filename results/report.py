@@ -118,8 +118,9 @@ def _write(
     tables = _evaluation_tables(evaluated, pairs)
     pages = _suite_pages(writer, suites, records, curves)
     probes = _probes(records)
-    in_figure = {cell.config_hash for view in suites if view.view == "probe" for cell in view.cells}
+    in_figure = _hashes(suites, "probe")
     others = [probe for probe in probes if probe.config.get("config_hash") not in in_figure]
+    told = _hashes(suites, "evaluation")
     for probe in others:
         writer.table(bench_table(probe))
     for table in tables:
@@ -136,8 +137,8 @@ def _write(
         by_task=by_task,
         findings=[
             *(line for one in pages for line in one.findings),
-            *effect_findings(by_task, frozenset(cell.config_hash for view in suites for cell in view.cells)),
-            *evaluation_findings(pairs),
+            *effect_findings(by_task, _hashes(suites)),
+            *evaluation_findings([pair for pair in pairs if pair.other.checkpoint.config_hash not in told]),
             *bench_findings(benches),
         ],
         figures=figures,
@@ -147,6 +148,11 @@ def _write(
         published=bool(published),
         written=writer.written,
     )
+
+
+def _hashes(suites: Sequence[SuiteView], kind: str | None = None) -> frozenset[str]:
+    """Return the config hashes of all cells of suites, of one kind of view or of all."""
+    return frozenset(cell.config_hash for view in suites if kind in (None, view.view) for cell in view.cells)
 
 
 def _manifest(root: Path) -> list[str]:

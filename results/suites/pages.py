@@ -12,8 +12,15 @@ from results.findings import probe_findings, suite_findings
 from results.record import Record
 from results.suites.figures import axis_figure, probe_figure
 from results.suites.interaction import interaction_table
-from results.suites.tables import probe_table, suite_table
-from results.suites.view import SuiteView, points, suite_probes, suite_runs, suite_values
+from results.suites.tables import probe_table, suite_table, task_table
+from results.suites.view import (
+    SuiteView,
+    points,
+    suite_evaluations,
+    suite_probes,
+    suite_runs,
+    suite_values,
+)
 from results.tables import Table, markdown
 
 
@@ -59,6 +66,9 @@ def suite_page(
         if values is not None and values.by_hash and view.axes:
             paths = axis_figure(view, found, values.facts, folder / stem)
             findings = suite_findings(view, found, values.facts)
+        evaluated = suite_evaluations(runs, records) if view.view == "evaluation" else {}
+        if evaluated:
+            more.append(task_table(view, evaluated))
         if view.interaction:
             more.append(interaction_table(view, runs, values))
     shown, *more = [
@@ -77,6 +87,7 @@ def suite_page(
     lines += [markdown(shown, heading=False).rstrip("\n"), ""]
     for one in more:
         lines += [f"{one.title}:", "", markdown(one, heading=False).rstrip("\n"), ""]
+        lines += [f"{note[:1].upper()}{note[1:]}." for note in one.notes if note != ASSUMED] + [""]
     lines += [f"![{view.title}]({stem}.svg)", ""] if paths else []
     if view.view == "curves":
         for stem, place in _curves(view, curves).items():

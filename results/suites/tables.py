@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from results.eval_record import EvalRecord
 from results.evaluations import ASSUMED
 from results.pairing import BASELINE
 from results.record import BenchRecord
@@ -77,6 +78,43 @@ def _bound(point: Point, value: float | None) -> Any:
 def _coordinate(value: Any) -> str:
     # As text: 512 is a length here and 0.004 a rate, neither to be grouped nor rounded.
     return f"{value:g}" if isinstance(value, float) and value < 1e5 else show(value, None)
+
+
+def task_table(view: SuiteView, evaluated: Mapping[str, EvalRecord]) -> Table:
+    """Return the score of every task: a row per place and arm, means over seeds, their average last.
+
+    Args:
+        evaluated: by config hash, all on the same documents.
+    """
+    tasks = dict.fromkeys(name for record in evaluated.values() for name in record.tasks)
+    metrics = {n: r.tasks[n].primary_metric for r in evaluated.values() for n in r.tasks}
+    rows: list[dict[str, Any]] = []
+    for place in view.places:
+        for arm in view.arms:
+            cells = [cell for cell in view.cells if dict(cell.place) == place and cell.arm == arm]
+            own = [evaluated[cell.config_hash] for cell in cells if cell.config_hash in evaluated]
+            row = {axis: _coordinate(place.get(axis)) for axis in view.axes} | {"arm": arm}
+            row["seeds"] = f"{len(own)} of {len(cells)}"
+            if own:
+                row |= {n: _mean([record.tasks[n].metrics[metrics[n]] for record in own]) for n in tasks}
+                row["average"] = _mean([record.mean for record in own if record.mean is not None])
+            rows.append(row)
+    columns = [*(Column(axis, axis, None) for axis in view.axes), Column("arm", "attention")]
+    columns += [Column("seeds", "seeds")]
+    columns += [Column(name, f"{name} ({metrics[name]})", DIGITS) for name in tasks]
+    limits = {record.limit for record in evaluated.values()}
+    documents = "all documents" if limits == {None} else f"the first {max(filter(None, limits))} documents"
+    return Table(
+        f"{view.stem}-tasks",
+        f"{view.title}, task by task",
+        (*columns, Column("average", "average", DIGITS)),
+        tuple(rows),
+        (f"means over seeds, {documents} of each task, zero-shot", ASSUMED),
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def probe_table(view: SuiteView, probes: Sequence[BenchRecord]) -> Table:

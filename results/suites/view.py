@@ -7,6 +7,7 @@ missing, one that failed has its reason, and both are shown.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -137,19 +138,34 @@ def suite_values(view: SuiteView, runs: Mapping[str, RunRecord], records: Sequen
     """
     completed = {key: run for key, run in runs.items() if run.status == "completed"}
     if view.view == "evaluation":
-        scores: dict[str, float] = {}
-        found = [r for r in records if isinstance(r, EvalRecord) and r.checkpoint.config_hash in completed]
-        # All documents go before the first few, a later evaluation before an earlier.
-        for record in sorted(found, key=lambda r: (r.limit is None, r.limit or 0, r.finished_at, r.run_id)):
-            if record.mean is not None:
-                scores[record.checkpoint.config_hash or ""] = record.mean
-        return Values(SCORE, scores, "not evaluated") if completed else None
+        means = {key: record.mean for key, record in suite_evaluations(completed, records).items()}
+        scores = {key: mean for key, mean in means.items() if mean is not None}
+        return Values(SCORE, scores, "not evaluated on these documents") if completed else None
     name = primary_metric(completed.values())
     if name is None:
         return None
     known = {key: run.metrics[name] for key, run in completed.items() if name in run.metrics}
     finite = {key: value for key, value in known.items() if math.isfinite(value)}
     return Values(metric(name), finite, f"no finite {name}")
+
+
+def suite_evaluations(runs: Mapping[str, RunRecord], records: Sequence[Record]) -> dict[str, EvalRecord]:
+    """Return the evaluation of every run, by config hash, all of them on the same documents.
+
+    Of several sets of documents (all, the first few) that on which most runs were evaluated is taken, and
+    the largest of those; of several evaluations the latest.
+    """
+    groups: dict[tuple[tuple[str, str, str], ...], dict[str, EvalRecord]] = defaultdict(dict)
+    found = [r for r in records if isinstance(r, EvalRecord) and r.checkpoint.config_hash in runs]
+    for record in sorted(found, key=lambda r: (r.finished_at, r.run_id)):
+        documents = ((n, t.documents_sha256, t.primary_metric) for n, t in sorted(record.tasks.items()))
+        groups[tuple(documents)][record.checkpoint.config_hash or ""] = record
+
+    def weight(group: Mapping[str, EvalRecord]) -> tuple[int, int, str]:
+        rows = sum(task.rows for task in next(iter(group.values())).tasks.values())
+        return len(group), rows, max(record.finished_at for record in group.values())
+
+    return max(groups.values(), key=weight, default={})
 
 
 def points(view: SuiteView, runs: Mapping[str, RunRecord], values: Values | None) -> list[Point]:

@@ -15,6 +15,15 @@ from results.evaluations import documents_table, evaluation_effects_table, evalu
 from results.record import parse_record, to_plain
 from results.report import report
 from results.store import read_record, write_record
+from results.suites.tables import task_table
+from results.suites.view import (
+    CellView,
+    SuiteView,
+    points,
+    suite_evaluations,
+    suite_runs,
+    suite_values,
+)
 from results.tables import markdown
 
 MOMENT = "2024-01-02T03:04:05.000000+00:00"
@@ -231,3 +240,47 @@ def test_score_tables_tell_task_metric_error_and_rows(make: Any) -> None:
     assert "| average |" in text
     assert "perplexity 12.5000" in text
     assert evaluations_table([make()]).rows[0]["seed"] == "0"
+
+
+def suite_with_evaluations(make_run: Callable[..., Any]) -> tuple[SuiteView, list[Any], dict[str, Any]]:
+    """A suite of one place, two arms and two seeds, and the runs of its cells."""
+    runs = {(arm, seed): make_run(arm, seed) for arm in ("sa", "xsa") for seed in range(2)}
+    cells = tuple(
+        CellView({"size": "small"}, arm, seed, run.config_hash) for (arm, seed), run in runs.items()
+    )
+    view = SuiteView("name", "cpu", "A title", "a source", "a note", "evaluation", None, cells)
+    return view, list(runs.values()), runs
+
+
+def test_a_suite_compares_scores_on_the_same_documents_only(
+    make_run: Callable[..., Any], make: Callable[..., EvalRecord]
+) -> None:
+    view, records, runs = suite_with_evaluations(make_run)
+    few, all_ = {"piqa": [True, False]}, {"piqa": [True, False, True, True]}
+
+    def evaluated(arm: str, seed: int, correct: dict[str, list[bool]], **changes: Any) -> EvalRecord:
+        facts = {"config_hash": runs[arm, seed].config_hash}
+        return make(arm, seed, correct, checkpoint=facts, **{"limit": None, **changes})
+
+    records += [evaluated(arm, seed, few, limit=2) for arm, seed in runs]
+    records += [evaluated("sa", 0, all_), evaluated("xsa", 0, {"piqa": [False, False, True, True]})]
+    chosen = suite_evaluations(suite_runs(view, records), records)
+    assert len(chosen) == 4
+    assert {record.limit for record in chosen.values()} == {2}  # on which all four have scores
+    records += [evaluated("sa", 1, all_), evaluated("xsa", 1, {"piqa": [False, False, False, True]})]
+    chosen = suite_evaluations(suite_runs(view, records), records)
+    assert {record.limit for record in chosen.values()} == {None}  # as many models, more documents
+    found = points(view, suite_runs(view, records), suite_values(view, suite_runs(view, records), records))
+    assert [point.mean for point in found] == [0.75, 0.375]
+    assert found[1].differences == {0: -0.25, 1: -0.5}
+    sa, xsa = task_table(view, chosen).rows
+    assert (sa["seeds"], sa["piqa"], sa["average"]) == ("2 of 2", 0.75, 0.75)
+    assert xsa["piqa"] == 0.375
+
+
+def test_the_assumed_metric_is_said_where_scores_are_shown(
+    make: Callable[..., EvalRecord],
+) -> None:
+    record = make()
+    for table in (score_table(record), evaluations_table([record]), documents_table([])):
+        assert any("does not say which accuracy" in note for note in table.notes)
