@@ -9,6 +9,7 @@ which the iteration computes: nothing is lost, and from the same gradient the up
 bit for bit.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -35,7 +36,7 @@ class Matrix:
     @property
     def columns(self) -> int:
         """C: input channels, times the area of a convolution's kernel."""
-        return self.parameter[0].numel() if self.rows else 0
+        return math.prod(self.parameter.shape[1:])
 
     @property
     def blocks(self) -> list[int]:

@@ -2,7 +2,7 @@
 
 Axis legend: B samples of a micro-batch. A step is one update: `micro_batches` forward and backward
 passes over this rank's share of the global batch, weighted by their number of targets, so that the
-gradient is that of the mean over the whole global batch however it is cut.
+gradient is that of the mean over the whole global batch however it is cut, over passes and over ranks.
 """
 
 import math
@@ -17,10 +17,11 @@ from torch import nn
 
 from optimizers.schedule import lr_factor, set_learning_rate
 from tasks.base import Batch, Stream, Task
-from tasks.runner import rng
+from tasks.runner import rng, sharding
 from tasks.runner.config.schema import LoopConfig
 from tasks.runner.device import Device
-from tasks.runner.distributed import Ranks, total
+from tasks.runner.distributed import Ranks, gather, largest, total
+from tasks.runner.sharing import Split, open_stream, whole_batch
 from tasks.runner.trace import Trace
 
 SETTLING_STEPS = 5  # first steps of a process: allocations and caches make their clock worthless
@@ -41,43 +42,6 @@ class Interrupted(RuntimeError):  # noqa: N818  (an interruption is not an error
         super().__init__(f"stopped by {signal.Signals(number).name} after step {step}")
 
 
-@dataclass(frozen=True)
-class Split:
-    """How the global batch is cut: samples per update on this rank, and per forward pass."""
-
-    samples: int
-    micro: int
-
-    @property
-    def pieces(self) -> list[int]:
-        """Return the sizes of the micro-batches of one update."""
-        full, rest = divmod(self.samples, self.micro)
-        return [self.micro] * full + ([rest] if rest else [])
-
-
-def split_batch(loop: LoopConfig, tokens_per_sample: int, world_size: int) -> Split:
-    """Return how the global batch of `loop` is cut for `world_size` ranks.
-
-    Raises:
-        ValueError: tokens that are not whole samples, or samples that do not divide over the ranks.
-    """
-    samples = loop.global_batch
-    if loop.batch_unit == "tokens":
-        samples, rest = divmod(loop.global_batch, tokens_per_sample)
-        if rest or not samples:
-            raise ValueError(
-                f"loop.global_batch: {loop.global_batch} tokens are not a multiple of the "
-                f"{tokens_per_sample} tokens of a sample; choose one that is"
-            )
-    if samples % world_size:
-        raise ValueError(
-            f"loop.global_batch: {samples} samples do not divide over {world_size} processes; "
-            "choose a multiple"
-        )
-    own = samples // world_size
-    return Split(own, min(loop.micro_batch or own, own))
-
-
 @dataclass
 class Callbacks:
     """What the loop reports to. Each is called on every rank; whoever sets them minds the rank."""
@@ -89,14 +53,17 @@ class Callbacks:
 
 @dataclass
 class Trainer:
-    """Everything one run needs, and its position. `trace` is what the record will say."""
+    """Everything one run needs, and its position. `trace` is what the record will say.
+
+    A signal that one rank got (`stop_signal`) stops all of them after the same step.
+    """
 
     loop: LoopConfig
     task: Task
     model: nn.Module  # maybe wrapped for data parallelism or compiled
     plain_model: nn.Module  # the module itself, for evaluation and checkpoints
     optimizer: torch.optim.Optimizer
-    stream: Stream
+    split: Split
     device: Device
     ranks: Ranks
     callbacks: Callbacks = field(default_factory=Callbacks)
@@ -105,8 +72,8 @@ class Trainer:
     stop_signal: int | None = None
 
     def __post_init__(self) -> None:
-        """Cut the batch and fix the validation batches."""
-        self.split = split_batch(self.loop, self.task.tokens_per_sample, self.ranks.world_size)
+        """Open the training data and fix the validation batches, which every rank goes through."""
+        self.stream: Stream = open_stream(self.task, self.split)
         self.validation = [
             self._to_device(batch) for batch in self.task.validation(self.loop.eval_samples, self.split.micro)
         ]
@@ -125,7 +92,7 @@ class Trainer:
             loss, norm, factor = self.update()
             seconds = time.perf_counter() - start
             self.step += 1
-            samples = self.split.samples * self.ranks.world_size
+            samples = self.split.total
             rate = samples * self.task.tokens_per_sample / seconds
             self.trace.count(samples, samples * self.task.tokens_per_sample, seconds)
             if self.step > settled or self.step >= self.loop.max_steps:
@@ -136,33 +103,24 @@ class Trainer:
                 self._log("train", {"loss": loss, "grad_norm": norm, "lr": lr, "tokens_per_second": rate})
             if self._due(self.loop.eval_every):
                 self.evaluate()
-            if self.stop_signal is not None and self.step < self.loop.max_steps:
+            stop = largest(self.stop_signal or 0, self.ranks)
+            if stop and self.step < self.loop.max_steps:
                 self.callbacks.on_checkpoint(self.step)
-                raise Interrupted(self.stop_signal, self.step)
+                raise Interrupted(stop, self.step)
             if self._due(self.loop.checkpoint_every):
                 self.callbacks.on_checkpoint(self.step)
 
     def update(self) -> tuple[float, float, float]:
         """Make one update; return the mean loss, the gradient norm and the schedule's factor."""
         batches = [self.stream.next_batch(size) for size in self.split.pieces]
-        for batch in batches:
-            self.trace.hash_batch(batch)
         weights = [self.task.weight(batch) for batch in batches]
         whole = total(sum(weights), self.ranks, self.device.device)
         self.optimizer.zero_grad(set_to_none=True)
-        own_loss: torch.Tensor | float = 0.0  # a tensor: the device is asked for it once per update
-        for index, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
-            # Gradients are averaged over the ranks once, with the last micro-batch.
-            if self.ranks.world_size > 1:
-                self.model.require_backward_grad_sync = index == len(batches) - 1
-            with self.device.autocast():
-                loss = self.task.loss(self.model, self._to_device(batch))
-            share = weight / whole
-            (loss * (share * self.ranks.world_size)).backward()
-            own_loss = own_loss + loss.detach() * share
+        own_loss = self._passes(batches, [weight / whole for weight in weights])
+        self._hash(batches)  # while a GPU is still computing
         loss_value = total(float(own_loss), self.ranks, self.device.device)
         limit = self.loop.clip_norm or math.inf
-        norm = nn.utils.clip_grad_norm_(self.plain_model.parameters(), limit).item()
+        norm = sharding.clip_gradients(list(self.plain_model.parameters()), limit)
         if not (math.isfinite(loss_value) and math.isfinite(norm)):
             raise NonFiniteError(self.step + 1, loss_value, norm)
         factor = lr_factor(
@@ -171,6 +129,38 @@ class Trainer:
         set_learning_rate(self.optimizer, factor)
         self.optimizer.step()
         return loss_value, norm, factor
+
+    def _passes(self, batches: list[Batch], shares: list[float]) -> torch.Tensor | float:
+        """Add up the gradients of this rank's micro-batches, whose shares are of the whole global batch.
+
+        Returns:
+            This rank's part of the mean loss: a tensor, so that the device is asked for it once per update.
+        """
+        # A rank with fewer passes than others repeats its last one without weight: sharded ones go in step.
+        spare = self.split.passes - len(batches)
+        passes = [*zip(batches, shares, strict=True), *[(batches[-1], 0.0)] * spare]
+        own_loss: torch.Tensor | float = 0.0
+        for index, (batch, share) in enumerate(passes):
+            # Copies average their gradients over the ranks once, with the last micro-batch. Shards do so
+            # with every one: to hold whole gradients in between is what they are there to avoid.
+            copies = getattr(self.model, "_orig_mod", self.model)  # behind torch.compile, maybe
+            if isinstance(copies, nn.parallel.DistributedDataParallel):
+                copies.require_backward_grad_sync = index == len(passes) - 1
+            with self.device.autocast():
+                loss = self.task.loss(self.model, self._to_device(batch))
+            (loss * (share * self.ranks.world_size)).backward()
+            own_loss = own_loss + loss.detach() * share
+        return own_loss
+
+    def _hash(self, batches: list[Batch]) -> None:
+        """Extend the hash of the data by this step's batches of all ranks, as one process cuts them."""
+        shares = gather(batches, self.ranks)
+        if shares is None:
+            return
+        if self.ranks.world_size > 1:
+            batches = whole_batch(shares, self.split, self.loop.micro_batch or self.split.total)
+        for batch in batches:
+            self.trace.hash_batch(batch)
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate on the fixed validation batches, note the result and return it."""
@@ -184,13 +174,15 @@ class Trainer:
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a bit-identical continuation needs."""
+        """Return everything that a bit-identical continuation needs; on all ranks at once."""
+        states = gather(rng.capture(), self.ranks) or [None]  # the first rank has them all, and writes
         return {
             "model": self.plain_model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "stream": self.stream.state_dict(),
             "data_fingerprint": self.task.fingerprint,
-            "rng": rng.capture(),
+            "rng": states[0],
+            "rng_of_others": states[1:],
             "trace": self.trace.state_dict(),
             "threads": self.device.threads,
             "precision": self.device.precision,
@@ -198,26 +190,26 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint's content.
+        """Continue from a checkpoint's content, also one of another number of processes.
 
         Raises:
-            ValueError: it was written by another number of processes, or over other data.
+            ValueError: it was written over other data.
         """
-        if state["world_size"] != self.ranks.world_size:
-            raise ValueError(
-                f"the checkpoint was written by {state['world_size']} processes, this run has "
-                f"{self.ranks.world_size}; start as many"
-            )
         if state["data_fingerprint"] != self.task.fingerprint:
             raise ValueError(
                 "the data have changed since the checkpoint was written; restore them, or add --fresh"
             )
-        self.plain_model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        shapes = self.plain_model.state_dict()
+        self.plain_model.load_state_dict(
+            {name: sharding.placed_like(value, shapes[name]) for name, value in state["model"].items()}
+        )
+        self.optimizer.load_state_dict(sharding.optimizer_state_placed(state["optimizer"], self.optimizer))
         self.stream.load_state_dict(state["stream"])
         self.trace.load_state_dict(state["trace"])
         self.step = state["step"]
-        rng.restore(state["rng"])
+        states = [state["rng"], *state.get("rng_of_others", [])]
+        if len(states) == self.ranks.world_size:
+            rng.restore(states[self.ranks.rank])
 
     def _due(self, every: int) -> bool:
         return bool(every) and self.step % every == 0 and self.step < self.loop.max_steps

@@ -1,5 +1,6 @@
 """The state of every random generator a run may draw from, as plain values and tensors."""
 
+import hashlib
 import random
 from typing import Any
 
@@ -7,8 +8,14 @@ import numpy as np
 import torch
 
 
-def seed_all(seed: int) -> None:
-    """Seed Python, NumPy and torch. Data and initial weights have generators of their own."""
+def seed_all(seed: int, rank: int = 0) -> None:
+    """Seed Python, NumPy and torch. Data and initial weights have generators of their own.
+
+    Ranks draw differently, or dropout would drop the same on all of them; the first as a process alone.
+    """
+    if rank:
+        digest = hashlib.sha256(f"{seed}:{rank}".encode()).digest()
+        seed = int.from_bytes(digest[:8], "little") >> 1
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

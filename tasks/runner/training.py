@@ -16,7 +16,7 @@ from results.record import RunRecord
 from results.store import read_record
 from tasks.base import Task
 from tasks.errors import UserError
-from tasks.runner import checkpoint, distributed, memory, metrics, recording, rng
+from tasks.runner import checkpoint, distributed, memory, metrics, recording, rng, sharding
 from tasks.runner.config.schema import RunConfig
 from tasks.runner.device import Device, choose_device
 from tasks.runner.distributed import Ranks
@@ -25,6 +25,7 @@ from tasks.runner.loop import Callbacks, Interrupted, NonFiniteError, Trainer
 from tasks.runner.paths import under_root
 from tasks.runner.progress import Display, Silent
 from tasks.runner.registry import load_task
+from tasks.runner.sharing import split_batch
 from tasks.runner.signals import stop_on_signal
 from tasks.runner.trace import Trace
 
@@ -114,7 +115,7 @@ def make_writable(directory: Path, key: str) -> None:
 def run_locked(config: RunConfig, display: Display, ranks: Ranks, directory: Path, fresh: bool) -> Outcome:
     """Run with the run directory to ourselves; whatever happens is recorded."""
     device = choose_device(config.loop, ranks.local_rank, ranks.local_world_size)
-    rng.seed_all(config.seed)
+    rng.seed_all(config.seed, ranks.rank)
     memory.reset_peak(device.device)
     record = recording.new_record(config, recording.environment(device, None, config.loop.compile))
     trace, task = Trace(), None
@@ -202,26 +203,26 @@ def prepare(
     """Build model, optimizer and trainer, and go back to the last checkpoint where there is one."""
     found = None
     if not fresh:
-        found = checkpoint.load_latest(directory / "checkpoints", config.config_hash(), display.note)
+        found = checkpoint.load_latest(directory / "checkpoints", config.config_hash(), display.note, ranks)
     elif ranks.is_first:
         (directory / BEGUN_ANEW).touch()
         for path in checkpoint.steps(directory / "checkpoints"):
-            path.with_suffix(".json").unlink()
-            path.unlink(missing_ok=True)
+            checkpoint.drop(path)
     if found is not None:
-        device = as_before(device, found.content, display)
+        device = as_before(device, found.content, display, ranks)
     try:
         model = task.build_model()
         record = record.updated(model=recording.model_facts(model))
         model = model.to(device.device, device.master)
-        wrapped = distributed.parallel(model, ranks, device.device)
+        wrapped = distributed.parallel(model, ranks, device.device, config.loop.strategy, device.precision)
         if config.loop.compile:
             wrapped = torch.compile(wrapped)
         optimizer = build_optimizer(model, config.optimizer)
-        stream = task.stream(ranks.rank, ranks.world_size)
-        trainer = Trainer(config.loop, task, wrapped, model, optimizer, stream, device, ranks)
+        split = split_batch(config.loop, task.tokens_per_sample, ranks.world_size, ranks.rank)
+        trainer = Trainer(config.loop, task, wrapped, model, optimizer, split, device, ranks)
         backend = recording.attention_backend(model, device, task.tokens_per_sample)
         if found is not None:
+            found = checkpoint.with_shards(found, sharding.places(model, optimizer))
             trainer.load_state_dict(found.content)
             display.note(f"resuming from {found.path.name}, step {trainer.step} of {config.loop.max_steps}")
     except UserError:
@@ -231,10 +232,15 @@ def prepare(
     return trainer, record.updated(environment=recording.environment(device, backend, config.loop.compile))
 
 
-def as_before(device: Device, state: dict[str, Any], display: Display) -> Device:
+def as_before(device: Device, state: dict[str, Any], display: Display, ranks: Ranks) -> Device:
     """Return the device with a checkpoint's precision and threads: sums depend on how they are split."""
-    precision, threads = state["precision"], state["threads"]
-    if threads != device.threads:
+    precision, threads, processes = state["precision"], state["threads"], state["world_size"]
+    if processes != ranks.world_size:
+        display.note(
+            f"the checkpoint is of {processes} processes, this run has {ranks.world_size}: "
+            "the same training, sums in another order"
+        )
+    elif threads != device.threads:
         display.note(f"using {threads} threads, as the checkpoint did (here it would be {device.threads})")
         torch.set_num_threads(threads)
         device = replace(device, threads=threads)
@@ -253,8 +259,7 @@ def work(config: RunConfig, trainer: Trainer, directory: Path, display: Display)
     def save(step: int) -> None:
         trainer.trace.peak_memory = max(earlier_peak, memory.peak_bytes(device))
         state = {**trainer.state_dict(), "config": config.resolved(), "config_hash": config.config_hash()}
-        if first:
-            checkpoint.save(directory / "checkpoints", step, state, config.loop.keep_checkpoints)
+        checkpoint.save(directory / "checkpoints", step, state, config.loop.keep_checkpoints, trainer.ranks)
 
     def on_metrics(step: int, kind: str, values: dict[str, float]) -> None:
         for sink in sinks:
@@ -274,7 +279,8 @@ def work(config: RunConfig, trainer: Trainer, directory: Path, display: Display)
             trainer.run()
             found = trainer.evaluate()
             save(trainer.step)
-        sample = trainer.task.sample(trainer.plain_model, config.output.sample_bytes) if first else None
+        # On every rank: of a sharded model none can compute alone.
+        sample = trainer.task.sample(trainer.plain_model, config.output.sample_bytes)
         return {f"validation_{name}": value for name, value in found.items()}, sample
     finally:
         display.end()

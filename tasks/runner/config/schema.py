@@ -68,6 +68,10 @@ class LoopConfig(Section):
         0, le=1024, description="CPU threads; 0: one per core this process may use"
     )
     compile: bool = Field(False, description="torch.compile the model: tens of seconds of start-up")
+    strategy: Literal["auto", "ddp", "fsdp"] = Field(
+        "auto",
+        description="over several processes: a copy of the model in each (ddp, auto) or its shards (fsdp)",
+    )
 
     @model_validator(mode="after")
     def _warmup_fits(self) -> "LoopConfig":
@@ -125,6 +129,8 @@ class RunConfig(Section):
         return "_".join(parts)
 
     def _hash(self, without: set[str]) -> str:
-        content = self.model_dump(mode="json", exclude=without, exclude_defaults=True)
+        # How a run is spread over processes is no part of what it computes: it may change on resuming.
+        exclude = {**dict.fromkeys(without, True), "loop": {"strategy"}}
+        content = self.model_dump(mode="json", exclude=exclude, exclude_defaults=True)
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]

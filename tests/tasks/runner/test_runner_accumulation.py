@@ -14,10 +14,11 @@ from tasks.errors import UserError
 from tasks.runner.config.schema import LoopConfig
 from tasks.runner.device import Device
 from tasks.runner.distributed import Ranks
-from tasks.runner.loop import Split, Trainer, split_batch
+from tasks.runner.loop import Trainer
 from tasks.runner.metrics import lines
 from tasks.runner.paths import ROOT
 from tasks.runner.progress import Silent
+from tasks.runner.sharing import Split, split_batch
 from tasks.runner.training import open_task
 
 EPS = torch.finfo(torch.float64).eps
@@ -30,7 +31,8 @@ def trained(lab: Any, *changes: str, steps: int = 2) -> tuple[Trainer, list[tupl
     task = open_task(config, Silent())
     model = task.build_model().double()
     optimizer = build_optimizer(model, config.optimizer)
-    trainer = Trainer(config.loop, task, model, model, optimizer, task.stream(0, 1), CPU, Ranks())
+    split = split_batch(config.loop, task.tokens_per_sample, 1)
+    trainer = Trainer(config.loop, task, model, model, optimizer, split, CPU, Ranks())
     seen = []
     for _ in range(steps):
         loss, norm, _ = trainer.update()
@@ -107,7 +109,7 @@ def test_tokens_and_samples_are_two_names_of_one_batch() -> None:
     assert split_batch(loop(global_batch=8), 32, 1) == split_batch(
         loop(global_batch=8 * 32, batch_unit="tokens"), 32, 1
     )
-    assert split_batch(loop(micro_batch=3), 32, 2) == Split(4, 3)
+    assert split_batch(loop(micro_batch=3), 32, 2) == Split(8, 3, 0, 2)
     assert split_batch(loop(micro_batch=100), 32, 1) == Split(8, 8)
 
 
@@ -120,7 +122,7 @@ def test_tokens_and_samples_are_two_names_of_one_batch() -> None:
             ["loop.global_batch: 100 tokens", "multiple", "32"],
         ),
         ({"global_batch": 16, "batch_unit": "tokens"}, 1, ["loop.global_batch: 16 tokens", "multiple", "32"]),
-        ({"global_batch": 7}, 2, ["loop.global_batch: 7 samples do not divide over 2 processes", "multiple"]),
+        ({"global_batch": 7}, 8, ["loop.global_batch: 7 samples for 8 processes", "at most 7"]),
     ],
 )
 def test_a_ragged_batch_is_refused_in_one_line(changes: dict, world: int, parts: list[str]) -> None:
