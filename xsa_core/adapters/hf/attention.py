@@ -255,15 +255,16 @@ def _own_values(module: nn.Module, own: OwnValues | None, query: Tensor, value: 
     Raises:
         ValueError: they are not known: keys of other tokens, or a cache the module does not update.
     """
-    T = query.shape[2]
-    found = None if own is None else own.values
-    if found is None:
-        found = value
+    T, S = query.shape[2], value.shape[2]
+    found = value if own is None or own.values is None else own.values
+    if found.shape[3] != value.shape[3] and own is not None:
+        # The cache holds latents, from which the model computes its values (multi-head latent attention).
+        found = value[:, :, S - T :] if own.appended or S == T else found
     if found.shape[1] != value.shape[1] and value.shape[1] % found.shape[1] == 0:
         found = found.repeat_interleave(value.shape[1] // found.shape[1], dim=1)
     if found.shape[1:] != (value.shape[1], T, value.shape[3]):
         raise ValueError(
-            f"{type(module).__name__} has {T} queries and {value.shape[2]} keys, and the values of the "
+            f"{type(module).__name__} has {T} queries and {S} keys, and the values of the "
             "query tokens are not among what it gave to its cache; leave this layer out with "
             "layers=lambda path: ..."
         )

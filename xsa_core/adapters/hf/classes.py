@@ -48,6 +48,7 @@ _ROLES = (
     (r"deformableattention", r"", "deformable"),
 )
 
+_SHARED = "it attends with the keys and values of an earlier layer, not with its own"
 _CLASSES = {kind: pattern for pattern, _, kind in _ROLES}
 
 # Keyword arguments that turn a call into cross attention.
@@ -90,7 +91,8 @@ def candidates(root: nn.Module) -> Iterator[tuple[str, nn.Module, str, str]]:
         cls = plain_class(module)
         kind = role(path, cls)
         if dispatches(cls):
-            yield (path, module, *_judged(kind, ""))
+            shared = getattr(module, "is_kv_shared_layer", False)
+            yield (path, module, *_judged(kind, _SHARED if shared else ""))
         elif attends_by_itself(cls, kind) and not any(p.startswith(f"{path}.") for p in dispatching):
             yield (path, module, *_judged(kind, "it does not use transformers' AttentionInterface"))
 

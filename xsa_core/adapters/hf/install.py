@@ -38,7 +38,7 @@ def install() -> None:
     if _installed:
         return
     from transformers import AttentionInterface
-    from transformers.cache_utils import Cache
+    from transformers.cache_utils import Cache, StaticLayer
     from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
     from transformers.modeling_utils import PreTrainedModel
 
@@ -48,7 +48,7 @@ def install() -> None:
         AttentionMaskInterface.register(name, masks[name])
     for name, wrapper in _WRAPPERS.items():
         setattr(PreTrainedModel, name, wrapper(getattr(PreTrainedModel, name)))
-    Cache.update = recording(Cache.update)
+    Cache.update = recording(Cache.update, StaticLayer)
     _installed = True
 
 

@@ -27,23 +27,34 @@ class OwnValues:
     """What one forward of a converted module knows of the values of its tokens.
 
     Attributes:
-        values: `B Hkv T D`, given to the cache; None without a cache.
+        values: `B Hkv T D`, given to the cache; None without a cache. Where a model caches something else,
+            from which it computes values afterwards, that.
+        appended: the cache gave back what it held with this at the end.
         cross: keys come from other tokens.
     """
 
     values: Tensor | None = None
+    appended: bool = False
     cross: bool = False
 
 
-def recording(update: Any) -> Any:
-    """The `update` of transformers' caches, leaving the new values where a running layer asked for them."""
+def recording(update: Any, static: type) -> Any:
+    """The `update` of transformers' caches, leaving the new values where a running layer asked for them.
+
+    Args:
+        update: the method. static: class of the cache layers that give back a whole buffer.
+    """
 
     @functools.wraps(update)
-    def recorded(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def recorded(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        result = update(self, key_states, value_states, layer_idx, *args, **kwargs)
         own = getattr(self, WANTED, None)
         if own is not None:
             own.values = value_states
-        return update(self, key_states, value_states, *args, **kwargs)
+            own.appended = not isinstance(self.layers[layer_idx], static)
+        return result
 
     return recorded
 
