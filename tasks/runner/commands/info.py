@@ -2,6 +2,7 @@
 
 ./xsa info             the summary
 ./xsa info attention   what each attention backend supports
+./xsa info adapters    which attention classes of other libraries convert() makes exclusive, and which not
 """
 
 import argparse
@@ -9,7 +10,8 @@ import argparse
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take a topic."""
-    parser.add_argument("topic", nargs="?", choices=["attention"], help="more about one topic")
+    parser.add_argument("topic", nargs="?", choices=["attention", "adapters"], help="more about one topic")
+    parser.add_argument("--find", default="", metavar="TEXT", help="adapters: only rows with this text")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -19,6 +21,8 @@ def run(options: argparse.Namespace) -> int:
     console = make_console()
     if options.topic == "attention":
         print_matrix(console)
+    elif options.topic == "adapters":
+        print_coverage(console, options.find)
     else:
         print_summary(console)
     return 0
@@ -121,6 +125,37 @@ def print_matrix(console) -> None:
     console.print(table)
     for row in rows:
         console.print(f"[bold]{row['name']}[/bold]: {row['summary']}; {backend_line(row)[1]}")
+
+
+def print_coverage(console, text: str) -> None:
+    """Print a table per library of what its attention classes become; only rows with `text`, if any."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from xsa_core.adapters import coverage
+    from xsa_core.adapters.hf.table import unbuilt
+
+    rows = coverage()
+    shown = [r for r in rows if text.lower() in f"{r.library} {r.cls} {r.how} {r.tested}".lower()]
+    for library in dict.fromkeys(row.library for row in shown):
+        mine = [row for row in shown if row.library == library]
+        table = Table(
+            title=library, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
+        )
+        for column in ("class", "how it is converted", "tested on"):
+            table.add_column(column, overflow="fold")
+        for row in mine:
+            table.add_row(row.cls, row.how, row.tested)
+        console.print(table)
+        covered = sum(not row.how.startswith("not covered") for row in mine)
+        console.print(f"{library}: {covered} classes converted, {len(mine) - covered} known and left alone\n")
+    if not shown:
+        console.print(f"no row with {text!r}; ./xsa info adapters shows all {len(rows)}")
+    if not text:
+        console.print(
+            f"transformers: {len(unbuilt())} model types have no default config that builds here "
+            f"({', '.join(sorted(unbuilt()))}): convert() decides when it sees the model"
+        )
 
 
 def text_of(key: str, value) -> str:
