@@ -10,7 +10,7 @@ import functools
 import torch
 from torch import Tensor
 
-from xsa_core.attention import backends, flex, fused, projection, xformers_pair
+from xsa_core.attention import backends, documents, flex, fused, projection, xformers_pair
 from xsa_core.attention import sinks as sink_merging
 from xsa_core.attention.masks import Mask, resolve_mask
 from xsa_core.attention.precision import autocast_dtype, without_autocast
@@ -202,9 +202,16 @@ def _lower(request, name, q, mask, bias):
             plan = None  # only its half-precision kernels lay out the log-sum-exp of a packed row as one
         dense = None if plan is not None else _dense_bias(q, S, mask, bias)
         return plan, dense, "xformers"
-    causal = mask.features == {"causal"} and T == S and bias is None
-    dense = None if causal else _dense_bias(q, S, mask, bias)
-    return causal, dense, backends.sdpa_kernel(request, dense is not None)
+    if mask.features == {"causal"} and T == S and bias is None:
+        return True, None, backends.sdpa_kernel(request, False)
+    # Ids of documents are data, which a traced graph cannot read.
+    eager = bias is None and not torch.compiler.is_compiling()
+    if eager and backends.sdpa_kernel(request, True) == "flash_cpu":
+        packed = documents.packed_documents(mask, B, T, S)
+        if packed is not None:
+            return packed, None, "flash_cpu"
+    dense = _dense_bias(q, S, mask, bias)
+    return False, dense, backends.sdpa_kernel(request, dense is not None)
 
 
 def _dense_bias(q, S, mask, bias):

@@ -5,7 +5,8 @@
 ``forward(q, k, v, bias, causal, scale, dropout_p)`` returns ``(y (B, T, H, Dv), lse (B, H, T), state)``,
 where ``state`` is a tuple of two tensors or None that ``backward`` needs again (random state of the dropout).
 ``backward(dy, q, k, v, y, lse, bias, state, causal, scale, dropout_p, bias_grad)`` returns ``(dq, dk, dv,
-dbias or None)``. ``causal`` means T = S; every other mask is in ``bias`` (B or 1, H or 1, T, S).
+dbias or None)``. ``causal`` means T = S, or is a :class:`~xsa_core.attention.documents.Packed` for the flash
+kernel of the CPU; every other mask is in ``bias`` (B or 1, H or 1, T, S).
 
 A query row that sees nothing, its bias -inf throughout, gives output 0 and no gradients: every forward
 returns ``y = 0`` and a finite ``lse`` there, so that a backward's weights ``exp(-inf - lse)`` vanish. Who
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from xsa_core.attention.documents import Packed
 from xsa_core.attention.projection import accumulation_dtype
 
 aten = torch.ops.aten
@@ -71,6 +73,8 @@ def mark_unseen_(lse: Tensor, bias: Tensor | None, T: int) -> None:
 
 
 def _flash_cpu_forward(q, k, v, bias, causal, scale, dropout_p):
+    if isinstance(causal, Packed):
+        return _flash_cpu_forward_pieces(q, k, v, causal, scale)
     H = q.shape[2]
     k, v = expand_heads(k, H), expand_heads(v, H)
     y, lse = aten._scaled_dot_product_flash_attention_for_cpu.default(
@@ -80,6 +84,8 @@ def _flash_cpu_forward(q, k, v, bias, causal, scale, dropout_p):
 
 
 def _flash_cpu_backward(dy, q, k, v, y, lse, bias, state, causal, scale, dropout_p, bias_grad):
+    if isinstance(causal, Packed):
+        return _flash_cpu_backward_pieces(dy, q, k, v, y, lse, causal, scale)
     H, Hkv = q.shape[2], k.shape[2]
     k, v = expand_heads(k, H), expand_heads(v, H)
     dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
@@ -96,6 +102,30 @@ def _flash_cpu_backward(dy, q, k, v, y, lse, bias, state, causal, scale, dropout
     )
     dk, dv = (reduce_heads(d.transpose(1, 2), Hkv) for d in (dk, dv))
     return dq.transpose(1, 2), dk, dv, None
+
+
+def _flash_cpu_forward_pieces(q, k, v, packed, scale):
+    """Each document by a call of its own; results laid side by side."""
+    y = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype)
+    lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=accumulation_dtype(q.dtype))
+    for piece in packed.pieces:
+        at = piece.rows, piece.tokens
+        own, sums, _ = _flash_cpu_forward(q[at], k[at], v[at], None, packed.causal, scale, 0.0)
+        y[at] = own
+        lse[piece.rows, :, piece.tokens] = sums
+    return y, lse, (None, None)
+
+
+def _flash_cpu_backward_pieces(dy, q, k, v, y, lse, packed, scale):
+    grads = [torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v)]
+    for piece in packed.pieces:
+        at = piece.rows, piece.tokens
+        sums = lse[piece.rows, :, piece.tokens].contiguous()
+        tensors = (dy[at], q[at], k[at], v[at], y[at], sums)
+        own = _flash_cpu_backward(*tensors, None, (None, None), packed.causal, scale, 0.0, False)
+        for whole, part in zip(grads, own[:3], strict=True):
+            whole[at] = part
+    return *grads, None
 
 
 def _flash_cuda_forward(q, k, v, bias, causal, scale, dropout_p):

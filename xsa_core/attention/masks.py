@@ -54,16 +54,16 @@ class Mask:
         """Causal, but the first ``lengths`` keys of each sequence are visible to all its queries (prefix-LM).
 
         Raises:
-            ValueError: if ``lengths`` is neither an int nor a (B,) integer tensor.
+            ValueError: if ``lengths`` is neither an int of 0 or more nor a (B,) integer tensor.
         """
         if isinstance(lengths, Tensor):
             good, got = lengths.dim() == 1 and _counts(lengths), _described(lengths)
         else:
-            good, got = _whole(lengths), repr(lengths)
+            good, got = _whole(lengths) and lengths >= 0, repr(lengths)
         if not good:
             raise ValueError(
-                f"prefix lengths must be an int or a (B,) integer tensor, got {got}; pass one length per "
-                "sequence"
+                f"prefix lengths must be an int >= 0 or a (B,) integer tensor, got {got}; pass one length "
+                "per sequence"
             )
         return cls(causal_rule=True, prefix_lengths=lengths)
 

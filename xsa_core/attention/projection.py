@@ -59,8 +59,10 @@ def expand_strength(strength: Tensor, B: int, T: int, H: int) -> Tensor:
     """A strength tensor as a (B, T, H) view; () and (H,) are the usual ones.
 
     Raises:
-        ValueError: if it does not broadcast to (B, T, H).
+        ValueError: if it is complex, or does not broadcast to (B, T, H).
     """
+    if strength.is_complex():
+        raise ValueError(f"strength must be real, got {strength.dtype}; take its real part")
     try:
         return strength.expand(B, T, H)
     except RuntimeError:

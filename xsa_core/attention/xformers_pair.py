@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from xsa_core.attention.documents import document_lengths
 from xsa_core.attention.kernel_pairs import (
     KernelPair,
     aligned_bias,
@@ -72,22 +73,6 @@ def _plan(mask: Mask, B: int, T: int, S: int) -> Plan | None:
             return Plan(blocks.make_local_attention(size), packed=True)
         return Plan(blocks.make_causal() if "causal" in features else blocks, packed=True)
     return None
-
-
-def document_lengths(ids: Tensor) -> list[int] | None:
-    """Lengths of the documents of (B, S) ids laid end to end; None where an id returns after another one."""
-    lengths = []
-    for row in ids.tolist():
-        seen, last = set(), None
-        for value in row:
-            if value != last:
-                if value in seen:
-                    return None
-                seen.add(value)
-                lengths.append(0)
-                last = value
-            lengths[-1] += 1
-    return lengths
 
 
 def _packed(x: Tensor, plan: Plan | None) -> Tensor:

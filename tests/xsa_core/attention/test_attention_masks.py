@@ -2,17 +2,20 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from operator_oracle import assert_close, correlated, gradients
 
 from xsa_core.attention import Mask, exclusive_attention
+from xsa_core.attention.documents import packed_documents
 
 B, N = 2, 9
 PADDING = torch.tensor([[True] * 9, [True] * 5 + [False] * 4])
 LEFT = torch.tensor([[True] * 9, [False] * 4 + [True] * 5])
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2], [5, 5, 5, 5, 5, 5, 5, 5, 7]])
 PREFIX = torch.tensor([3, 0])
+IDS = torch.tensor([3, 3, 4, 4, 4, -5, -5, -5, 9])
 
 RULES = {
     "causal": (Mask.causal, lambda b, i, j: j <= i),
@@ -47,6 +50,44 @@ def test_dense_form_is_the_definition(names, T):
     positional = any("padding" not in name and name != "full" for name in names)
     expected = by_definition([RULES[n][1] for n in names], T, N, force_self=T == N or positional)
     assert torch.equal(mask.to_dense(B, T, N, "cpu").expand(B, 1, T, N), expected)
+
+
+CONSTRUCTED = {
+    "whole prefix": (lambda: Mask.prefix(4), lambda b, i, j: j <= i or j < 4),
+    "numpy prefix": (lambda: Mask.prefix(np.int64(4)), lambda b, i, j: j <= i or j < 4),
+    "no prefix": (lambda: Mask.prefix(0), lambda b, i, j: j <= i),
+    "long prefix": (lambda: Mask.prefix(N + 5), lambda b, i, j: True),
+    "one prefix for all": (lambda: Mask.prefix(torch.tensor([2])), lambda b, i, j: j <= i or j < 2),
+    "short prefix ints": (
+        lambda: Mask.prefix(torch.tensor([1, 6], dtype=torch.int8)),
+        lambda b, i, j: j <= i or j < (1, 6)[b],
+    ),
+    "itself alone": (lambda: Mask.window(1), lambda b, i, j: i == j),
+    "wide window": (lambda: Mask.window(N), lambda b, i, j: True),
+    "numpy window": (lambda: Mask.window(np.int32(4)), lambda b, i, j: abs(i - j) < 4),
+    "causal window": (lambda: Mask.window(4) & Mask.causal(), lambda b, i, j: i - 4 < j <= i),
+    "prefix within a window": (
+        lambda: Mask.window(4) & Mask.prefix(5),
+        lambda b, i, j: abs(i - j) < 4 and (j <= i or j < 5),
+    ),
+    "one row of documents": (lambda: Mask.documents(IDS), lambda b, i, j: bool(IDS[i] == IDS[j])),
+    "unsigned ids that return": (
+        lambda: Mask.documents((IDS % 2).to(torch.uint8)),
+        lambda b, i, j: bool(IDS[i] % 2 == IDS[j] % 2),
+    ),
+    "documents twice": (
+        lambda: Mask.documents(IDS) & Mask.documents(DOCUMENTS),
+        lambda b, i, j: bool(IDS[i] == IDS[j] and DOCUMENTS[b, i] == DOCUMENTS[b, j]),
+    ),
+}
+
+
+@pytest.mark.parametrize("T", [9, 4])
+@pytest.mark.parametrize("name", CONSTRUCTED)
+def test_what_a_constructor_makes_is_what_it_says(name, T):
+    make, rule = CONSTRUCTED[name]
+    expected = by_definition([rule], T, N, force_self=True)
+    assert torch.equal(make().to_dense(B, T, N, "cpu").expand(B, 1, T, N), expected)
 
 
 @pytest.mark.parametrize("T", [9, 4])
@@ -103,6 +144,88 @@ def test_packed_documents_equal_separate_sequences(causal, backend):
     assert_close(gradients(packed, (q, k, v), q), gradients(separate, (q, k, v), q), torch.float64, factor=16)
 
 
+LAYOUTS = {
+    "one row": ([[40, 65, 95, 100]], 1),
+    "rows alike": ([[40, 65, 95, 100]], 3),
+    "rows apart": ([[300], [40, 260], [40, 260], [100, 1, 199]], 4),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("strength", [None, 1.0, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_packed_documents_equal_separate_sequences_bit_for_bit_on_the_cpu(
+    layout, strength, dtype, with_sinks
+):
+    lengths, rows = LAYOUTS[layout]
+    T, causal = 300, layout != "rows alike"
+    q, k, v = (correlated(rows, T, h, 8, seed=i).to(dtype) for i, h in enumerate((4, 2, 2)))
+    sinks = tuple(correlated(3, 1, 2, 8, seed=i)[:, 0].to(dtype) for i in (7, 8)) if with_sinks else None
+    ids = torch.stack([torch.repeat_interleave(torch.arange(len(row)), torch.tensor(row)) for row in lengths])
+    options = {"causal": causal, "strength": strength, "sinks": sinks, "backend": "sdpa"}
+
+    def packed(q, k, v):
+        return exclusive_attention(q, k, v, mask=Mask.documents(ids), **options)
+
+    def separate(q, k, v):
+        done = []
+        for row, own in zip(range(rows), lengths * (rows // len(lengths)), strict=True):
+            parts = zip(*(x[row : row + 1].split(own, dim=1) for x in (q, k, v)), strict=True)
+            done.append(torch.cat([exclusive_attention(*p, **options) for p in parts], dim=1))
+        return torch.cat(done)
+
+    found, expected = gradients(packed, (q, k, v), q), gradients(separate, (q, k, v), q)
+    if with_sinks:  # merged for the whole row by products of another shape
+        assert_close(found, [x.double() for x in expected], dtype, factor=16)
+    else:
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("why", ["short", "returning", "window"])
+def test_documents_that_a_dense_mask_serves_better_agree_with_the_reference(why):
+    ids = torch.arange(200) // {"short": 3, "returning": 40, "window": 40}[why] % 4 + (
+        torch.arange(200) if why == "short" else 0
+    )
+    mask = Mask.documents(ids) & (Mask.window(7) if why == "window" else Mask.full())
+    assert packed_documents(mask, 1, 200, 200) is None
+    q, k, v = (correlated(1, 200, 1, 8, seed=i) for i in range(3))
+    runs = [
+        gradients(lambda q, k, v, b=b: exclusive_attention(q, k, v, mask=mask, backend=b), (q, k, v), q)
+        for b in ("sdpa", "reference")
+    ]
+    assert_close(*runs, torch.float64)
+
+
+def test_ids_that_change_in_place_are_read_again():
+    ids = torch.zeros(1, 300, dtype=torch.int64)
+    mask = Mask.documents(ids)
+    q, k, v = (correlated(1, 300, 1, 8, seed=i) for i in range(3))
+    whole = exclusive_attention(q, k, v, mask=mask)
+    ids[:, 100:] = 1
+    halves = [
+        exclusive_attention(q[:, part], k[:, part], v[:, part]) for part in (slice(100), slice(100, 300))
+    ]
+    assert torch.equal(exclusive_attention(q, k, v, mask=mask), torch.cat(halves, dim=1))
+    assert not torch.equal(whole[:, :100], halves[0])
+
+
+def test_several_descriptions_of_documents_hold_together():
+    first = torch.arange(300) // 100
+    second = (torch.arange(300) >= 150).long()
+    joined = Mask.documents(first) & Mask.documents(second)
+    found = packed_documents(joined, 1, 300, 300)
+    assert [(p.tokens.start, p.tokens.stop) for p in found.pieces] == [
+        (0, 100),
+        (100, 150),
+        (150, 200),
+        (200, 300),
+    ]
+    q, k, v = (correlated(1, 300, 1, 8, seed=i) for i in range(3))
+    runs = [exclusive_attention(q, k, v, mask=joined, backend=b) for b in ("sdpa", "reference")]
+    assert_close(runs[:1], runs[1:], torch.float64)
+
+
 @pytest.mark.parametrize("chunks", [[9], [1] * 9, [4, 3, 2], [5, 1, 3]])
 @pytest.mark.parametrize(
     "mask", [Mask.causal(), Mask.causal() & Mask.window(3), Mask.prefix(2)], ids=["c", "w", "p"]
@@ -134,7 +257,19 @@ def test_padding_across_sequences_of_another_length_hides_and_nothing_else():
         (lambda: Mask.padding(torch.ones(2, 3)), "bool tensor"),
         (lambda: Mask.padding(torch.tensor([[True, False], [False, False]])), "hides every token"),
         (lambda: Mask.documents(torch.zeros(2, 3)), "integer tensor"),
+        (lambda: Mask.documents(torch.ones(2, 3, dtype=torch.bool)), "integer tensor"),
+        (lambda: Mask.documents(torch.ones(1, 2, 3, dtype=torch.int64)), r"shape \(1, 2, 3\)"),
+        (lambda: Mask.documents(torch.tensor(3)), "number the documents"),
         (lambda: Mask.prefix(torch.zeros(2)), "integer tensor"),
+        (lambda: Mask.prefix(torch.ones(2, dtype=torch.bool)), "integer tensor"),
+        (lambda: Mask.prefix(torch.ones(2, 1, dtype=torch.int64)), "one length per sequence"),
+        (lambda: Mask.prefix(2.0), r"got 2\.0"),
+        (lambda: Mask.prefix(True), "got True"),
+        (lambda: Mask.prefix(-1), "got -1"),
+        (lambda: Mask.window(-3), "got size -3"),
+        (lambda: Mask.window(2.5), "whole number"),
+        (lambda: Mask.window(True), "whole number"),
+        (lambda: Mask.window(torch.tensor(3)), "whole number"),
         (lambda: Mask.causal().to_dense(1, 5, 3, "cpu"), "position of their own"),
         (lambda: Mask.padding(PADDING).to_dense(2, 9, 8, "cpu"), "cover every key"),
         (lambda: Mask.prefix(torch.tensor([1, 2, 3])).to_dense(2, 4, 4, "cpu"), "one length per sequence"),

@@ -98,9 +98,13 @@ def relative_errors(function, tensors, weight, expected):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shared", [0.0, 0.3, 1.0, 3.0, 13.0])
+@pytest.mark.parametrize("shared", [0.0, 0.3, 1.0, 2.0, 3.0, 5.0, 13.0])
 def test_half_precision_gradients_are_no_worse_than_those_of_the_two_line_version(dtype, shared):
-    """Mean cosine of y and v from 0.1 (shared 0) to 0.997 (shared 13); errors against float64."""
+    """Mean cosine of y and v from 0.1 (shared 0) to 0.997 (shared 13); errors against float64.
+
+    The gradients of q, k and v together are better; dv alone is much better; dq or dk alone may be worse by a
+    few percent.
+    """
     fused, plain, cosine = torch.zeros(3), torch.zeros(3), 0.0
     for seed in range(4):
         q, k = (correlated(2, 96, 4, 64, seed=seed * 10 + i, shared=0.0) for i in range(2))
@@ -116,5 +120,6 @@ def test_half_precision_gradients_are_no_worse_than_those_of_the_two_line_versio
         plain += relative_errors(two_lines, halves, weight, expected)
     assert 0.1 < cosine < 0.998
     assert fused.norm() <= plain.norm()
-    # No single gradient pays for the others by more than the noise of four draws.
+    assert fused[2] <= 0.9 * plain[2], (fused / plain, cosine)
+    # Seen: 1.025 at cosine 0.89; the rest is the noise of four draws.
     assert (fused <= 1.05 * plain).all(), (fused / plain, cosine)

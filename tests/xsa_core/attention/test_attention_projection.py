@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_oracle import EPS, assert_close, correlated
 
-from xsa_core.attention import cpu_kernel, exclude, projection
+from xsa_core.attention import cpu_kernel, exclude, exclusive_attention, projection
 from xsa_core.attention import projection_ops as ops
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -229,6 +229,32 @@ def test_without_a_compiled_kernel_the_same_gradients_come(monkeypatch):
 def test_wrong_shapes_are_refused(y, v, message):
     with pytest.raises(ValueError, match=message):
         exclude(torch.randn(y), torch.randn(v))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("strength", [0.0, 1.0])
+def test_dtypes_without_arithmetic_are_refused(dtype, strength):
+    x = torch.zeros(1, 2, 2, 4).to(dtype)
+    with pytest.raises(ValueError, match="work in float64, float32, bfloat16 or float16, got torch"):
+        exclude(x, x, strength)
+    with pytest.raises(ValueError, match="float"):
+        exclusive_attention(x, x, x, strength=strength)
+
+
+@pytest.mark.parametrize("pair", [(torch.float32, torch.bfloat16), (torch.float16, torch.bfloat16)], ids=str)
+@pytest.mark.parametrize("strength", [0.0, 1.0])
+def test_two_dtypes_are_refused_in_either_order(pair, strength):
+    for first, second in (pair, pair[::-1]):
+        y, v = torch.zeros(1, 2, 2, 4, dtype=first), torch.zeros(1, 2, 2, 4, dtype=second)
+        with pytest.raises(ValueError, match=f"y is {first} and v is {second}; cast one of them"):
+            exclude(y, v, strength)
+
+
+def test_a_complex_strength_is_refused():
+    y, strength = torch.randn(1, 2, 2, 4), torch.ones(2, dtype=torch.complex64)
+    for call in (lambda: exclude(y, y, strength), lambda: exclusive_attention(y, y, y, strength=strength)):
+        with pytest.raises(ValueError, match="strength must be real, got torch.complex64"):
+            call()
 
 
 def test_mixed_dtypes_are_refused():

@@ -107,6 +107,42 @@ def test_autocast_only_casts_the_inputs(case, dtype):
             assert torch.equal(a, b.float())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "exclude"])
+def test_a_learned_strength_keeps_its_precision_under_autocast(backend, dtype):
+    """It enters the sums in float32, and its gradient is not rounded to the half type on the way."""
+    q, k, v = (x.requires_grad_() for x in tensors("xsa"))
+    raw = torch.tensor([0.1, 0.30001, -0.7, 1.5], requires_grad=True)
+
+    def run(q, k, v):
+        s = torch.tanh(raw)
+        if backend == "exclude":
+            return exclude(q, v, s)
+        return exclusive_attention(q, k, v, causal=True, strength=s, backend=backend)
+
+    leaves = [q, v, raw] if backend == "exclude" else [q, k, v, raw]
+    with torch.autocast("cpu", dtype=dtype):
+        cast = run(q, k, v)
+    by_hand = run(q.to(dtype), k.to(dtype), v.to(dtype))
+    weight = torch.linspace(0.5, 1.5, 16).expand_as(cast).to(dtype)
+    found = torch.autograd.grad(cast, leaves, weight)
+    wanted = torch.autograd.grad(by_hand, leaves, weight)
+    assert torch.equal(cast, by_hand)
+    for a, b in zip(found, wanted, strict=True):
+        assert a.dtype == torch.float32
+        assert torch.equal(a, b)
+    exact = [x.detach().to(dtype).double().requires_grad_() for x in (q, k, v)]
+    raw.grad = None
+    if backend == "exclude":
+        run(exact[0], None, exact[2]).backward(weight.double())
+    else:
+        run(*exact).backward(weight.double())
+    # c and the products with the gradient of z are float32; y itself comes rounded to the half type.
+    bound = 32 * torch.finfo(dtype).eps * raw.grad.abs().max()
+    assert (found[-1] - raw.grad).abs().max() <= bound
+    assert (found[-1].to(dtype).float() != found[-1]).any()
+
+
 def test_the_log_sum_exp_is_in_float32_under_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         for backend in ("reference", "sdpa"):
