@@ -3,6 +3,8 @@
 Axis legend: B batch, T tokens, H query heads, Hkv key/value heads, D channels of a head.
 """
 
+import logging
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -51,5 +53,7 @@ def with_two_lines(model: GPT) -> GPT:
 
 def compiled(function: nn.Module | object) -> object:
     """Return `torch.compile` of a function for fixed shapes, compiled from scratch."""
+    # Inductor imports torch's extension builder, which warns where a CUDA toolkit has no device to serve.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     torch._dynamo.reset()
     return torch.compile(function, dynamic=False, fullgraph=True)

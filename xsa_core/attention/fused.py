@@ -8,9 +8,9 @@ digits (half types: the rounding of ``dy`` leaves a little of it along ``v``, wh
 ``z`` does not), ``y = z + s c vh`` is rebuilt for the backward and never stored.
 
 Half types against the same two lines in plain torch: the error of all gradients together is smaller at any
-mean cosine of y and v (by 16% at 0.3, 15% at 0.9, 1% at 0.997), that of dv alone about half. dq or dk alone may
-be up to 3% worse at cosines around 0.9, because y is rounded twice, once as z. No transient repairs that: the
-exact ``rowsum(dy * y)``, all that a backward takes from y, was tried and is no better.
+mean cosine of y and v (by 16% at 0.3, 15% at 0.9, 1% at 0.997), that of dv alone about half. dq or dk alone
+may be up to 3% worse at cosines around 0.9, because y is rounded twice, once as z. No transient repairs that:
+the exact ``rowsum(dy * y)``, all that a backward takes from y, was tried and is no better.
 
     B batch   T queries   S keys   H query heads   Hkv key/value heads   N sinks   Dk, Dv head sizes
 """

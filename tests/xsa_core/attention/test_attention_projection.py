@@ -253,7 +253,7 @@ def test_two_dtypes_are_refused_in_either_order(pair, strength):
 def test_a_complex_strength_is_refused():
     y, strength = torch.randn(1, 2, 2, 4), torch.ones(2, dtype=torch.complex64)
     for call in (lambda: exclude(y, y, strength), lambda: exclusive_attention(y, y, y, strength=strength)):
-        with pytest.raises(ValueError, match="strength must be real, got torch.complex64"):
+        with pytest.raises(ValueError, match=r"must be real, got torch\.complex64"):
             call()
 
 
