@@ -4,13 +4,16 @@ import importlib
 
 from tasks.base import TaskSpec
 
-# name -> module with a TaskSpec called TASK
+# name -> module and name of a TaskSpec in it
 TASKS = {
-    "text": "tasks.text.spec",
-    "vision": "tasks.vision.spec",
+    "text": "tasks.text.spec:TASK",
+    "vision": "tasks.vision.spec:TASK",
+    "keywords": "tasks.speech.spec:KEYWORDS",
+    "transcription": "tasks.speech.spec:TRANSCRIPTION",
 }
 
 
 def load_task(name: str) -> TaskSpec:
     """Import a task and return its spec. Raises KeyError for a name that is not in TASKS."""
-    return importlib.import_module(TASKS[name]).TASK
+    module, _, spec = TASKS[name].partition(":")
+    return getattr(importlib.import_module(module), spec)

@@ -2,8 +2,8 @@
 
 Axis legend: B samples of a batch.
 
-All ranks walk one endless order of places: epoch e visits every sample once, in a permutation chosen by
-(seed, e). Rank r of R takes the places r, r + R, r + 2R, ... So the state is one number, ranks never share a
+All ranks walk one endless order of places: epoch e visits every sample once, in an order chosen by (seed, e).
+Rank r of R takes the places r, r + R, r + 2R, ... So the state is one number, ranks never share a
 sample within an epoch, and together they leave none out. Worker processes read ahead in chunks that are
 handed out in turn; how many there are changes nothing about the order or the content.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tasks.errors import UserError
-from tasks.samples.order import permute
+from tasks.samples.buckets import Order, Shuffled
 from tasks.samples.source import Damaged, DamagedSampleError, Sample, Source, sample_rng
 
 CHUNK = 16  # places a worker reads at a time: few enough to start soon, enough to pay for the hand-over
@@ -30,8 +30,10 @@ Read = Sample | DamagedSampleError
 class _Chunks(IterableDataset):
     """An endless sequence of chunks of read places; worker w of W reads the chunks w, w + W, ..."""
 
-    def __init__(self, source: Source, seed: int, first: int, rank: int, world_size: int) -> None:
-        self.source, self.seed, self.first = source, seed, first
+    def __init__(
+        self, source: Source, order: Order, seed: int, first: int, rank: int, world_size: int
+    ) -> None:
+        self.source, self.order, self.seed, self.first = source, order, seed, first
         self.rank, self.world_size = rank, world_size
 
     def __iter__(self) -> Iterator[list[Read]]:
@@ -48,7 +50,7 @@ class _Chunks(IterableDataset):
         indices = np.empty_like(offsets)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            indices[here] = permute(offsets[here], len(self.source), self.seed, int(epoch))
+            indices[here] = self.order.locate(int(epoch), offsets[here])
         return epochs.tolist(), indices.tolist()
 
     def _read(self, epoch: int, index: int) -> Read:
@@ -65,6 +67,7 @@ class SampleStream:
         source: the samples.
         collate: makes a batch of samples.
         seed: of order and augmentation.
+        order: of an epoch; a permutation by default.
         workers: processes that read ahead; 0 reads when asked.
         damaged: counts what cannot be read; such a place is passed over.
 
@@ -79,6 +82,7 @@ class SampleStream:
         collate: Collate,
         seed: int,
         *,
+        order: Order | None = None,
         rank: int = 0,
         world_size: int = 1,
         workers: int = 0,
@@ -89,6 +93,7 @@ class SampleStream:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank is {rank} of {world_size}, expected 0 <= rank < world_size")
         self.source, self.collate, self.seed = source, collate, seed
+        self.order = order or Shuffled(len(source), seed)
         self.rank, self.world_size, self.workers = rank, world_size, workers
         self.damaged = damaged or Damaged(0)
         self._taken = 0  # places this rank has passed
@@ -155,7 +160,8 @@ class SampleStream:
         return self._ahead.popleft()
 
     def _open(self) -> Iterator[list[Read]]:
-        chunks = _Chunks(self.source, self.seed, self._taken, self.rank, self.world_size)
+        place = self.seed, self._taken, self.rank, self.world_size
+        chunks = _Chunks(self.source, self.order, *place)
         if not self.workers:
             return iter(chunks)
         # One thread each: the training step has the cores.

@@ -11,11 +11,12 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from tasks.errors import UserError
+from tasks.samples.seeded import seeded
 from tasks.samples.shards import Shards, find_shards
 from tasks.samples.source import DamagedSampleError, Source
 from tasks.vision.config import VisionDataConfig
 from tasks.vision.digits import CLASSES, DigitsSource
-from tasks.vision.transforms import Transform, build_transforms, seeded
+from tasks.vision.transforms import Transform, build_transforms
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm"}
 IMAGE_EXTENSIONS = tuple(sorted(suffix[1:] for suffix in SUFFIXES))

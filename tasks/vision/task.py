@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tasks.base import Batch, Display
+from tasks.samples.seeded import seeded
 from tasks.samples.source import Damaged, Source
 from tasks.samples.stream import SampleStream, fixed_batches
 from tasks.vision.model import build_classifier, create_vit
 from tasks.vision.sources import open_sources
-from tasks.vision.transforms import seeded
 
 TOP = 5
 

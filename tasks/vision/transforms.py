@@ -1,16 +1,8 @@
-"""timm's image transforms, made a pure function of the image and a generator.
+"""timm's image transforms. They draw from global generators: call them within `tasks.samples.seeded`."""
 
-timm draws from the global generators of Python, NumPy and torch. They are set from the sample's own
-generator for the call and put back, so a sample looks the same in whichever process it is read.
-"""
-
-import contextlib
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from tasks.vision.config import VisionDataConfig
@@ -45,18 +37,3 @@ def build_transforms(data: VisionDataConfig) -> tuple[Transform, Transform]:
             f"data.rand_augment: timm does not know '{data.rand_augment}' ({error}); e.g. rand-m9-mstd0.5"
         ) from error
     return training, plain
-
-
-@contextlib.contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Set Python's, NumPy's and torch's generators for a block, then put them back as they were."""
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
