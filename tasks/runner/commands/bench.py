@@ -3,6 +3,7 @@
   ./xsa bench attention                 the operator: plain, two lines (eager, compiled), fused
   ./xsa bench attention --what target   only the shapes the targets are stated for
   ./xsa bench step                      a whole training step of a 10 M-parameter GPT
+  ./xsa bench optimizer                 the share of a training step that each optimizer takes
   ./xsa bench eval                      documents a second of ./xsa eval, against one request after another
   ./xsa bench data                      MB/s of ./xsa data prepare, against datasets.map with tiktoken
   ./xsa bench gpu                       all that needs a GPU, checks first, in at most eight minutes
@@ -14,7 +15,7 @@ Leave the machine alone meanwhile.
 
 import argparse
 
-NAMES = ("attention", "step", "eval", "data", "gpu")
+NAMES = ("attention", "step", "optimizer", "eval", "data", "gpu")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +48,10 @@ def run(options: argparse.Namespace) -> int:
         return run_gpu(options)
     if options.name == "eval":
         return run_eval(options)
+    if options.name == "optimizer":
+        from tasks.runner.optimizer_bench import run_optimizer
+
+        return run_optimizer(options)
     if options.name == "data":
         return run_data(options)
 
