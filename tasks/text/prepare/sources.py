@@ -26,7 +26,7 @@ FORMATS = {
     "text": "text",
 }
 HUB_LIBRARY = "huggingface_hub"
-NETWORK = {"httpx", "httpcore", "requests", "urllib3", "aiohttp"}
+NETWORK = {"httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "aiohttp"}
 HUB_ATTEMPTS = 5
 HUB_WAIT = 2.0  # seconds before the second attempt, doubled for each further one
 
@@ -217,10 +217,30 @@ def hub_errors(place: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, UserError) or not (from_network(error) or isinstance(error, FileNotFoundError)):
+        known = from_network(error) or isinstance(error, FileNotFoundError)
+        if isinstance(error, UserError) or not (known or HUB_LIBRARY in _libraries(error)):
             raise
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(
-            f"the hub did not give {place} ({reason}); check the network, the name and HF_TOKEN, then "
-            "start again: what was done is kept"
-        ) from error
+        raise UserError(_advice(place, error)) from error
+
+
+def _advice(place: str, error: Exception) -> str:
+    """Return in one line what the hub refused and what to do about it."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return f"{place}: gated on the hub; accept its terms on its page and set HF_TOKEN, then start again"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{place}: the hub has no such revision of it; check --revision"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"{place}: the hub has no such data set, or a private one; check the name, or set HF_TOKEN"
+    if isinstance(error, errors.HFValidationError):
+        return f"{place}: no name of a data set; expected OWNER/NAME"
+    if isinstance(error, errors.EntryNotFoundError | FileNotFoundError):
+        return f"{place}: the hub has no such folder or file; check it on the data set's page"
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return f"{place}: the hub may not be asked, as HF_HUB_OFFLINE is set; unset it, or give local files"
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return (
+        f"{place}: no answer from the hub that can be used ({reason}); check the network, then start again: "
+        "what was done is kept"
+    )

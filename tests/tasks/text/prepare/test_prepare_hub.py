@@ -23,6 +23,12 @@ from tasks.text.prepare.sources import find_source, with_patience
 ROOT = Path(__file__).resolve().parents[4]
 COMMIT = "c0ffee" + "0" * 34
 REPOSITORY = "HuggingFaceFW/fineweb"
+# What the hub answers, by the name of the data set.
+REFUSALS = {
+    "gated": (403, "GatedRepo"),
+    "unknown": (401, "RepoNotFound"),
+    "revision": (404, "RevisionNotFound"),
+}
 
 
 @dataclass
@@ -31,6 +37,7 @@ class Hub:
 
     files: dict[str, bytes]
     failures: int = 0  # requests for content that are answered with 503 first
+    elsewhere: bool = False  # whether content is at another address, as on the hub itself
     sent: dict[str, int] = field(default_factory=dict)  # file -> bytes of content
     asked: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -38,6 +45,12 @@ class Hub:
     def answer(self, path: str, range_: str | None) -> tuple[int, dict[str, str], bytes]:
         """Return status, headers and body."""
         self.asked.append(path)
+        for name, (status, code) in REFUSALS.items():
+            if path.startswith(f"/api/datasets/owner/{name}"):
+                return status, {"X-Error-Code": code, "X-Error-Message": "refused"}, b"{}"
+        if self.elsewhere and path.startswith(f"/datasets/{REPOSITORY}/resolve/"):
+            return 302, {"Location": f"/content{path}", "X-Repo-Commit": COMMIT}, b""
+        path = path.removeprefix("/content")
         api = f"/api/datasets/{REPOSITORY}"
         if path.startswith(f"{api}/tree/{COMMIT}"):
             rows = [
@@ -136,6 +149,7 @@ def test_fineweb_is_read_by_range_at_one_commit_and_not_as_a_whole(
         "sample/10BT/001_00000.parquet": parquet(documents[200:], 1000),
     }
     server.failures = 1  # a server's fault that goes away
+    server.elsewhere = True
     done = prepare("fineweb:sample-10BT", bench.root / "out", environment)
     assert done.returncode == 0, done.stderr
     shards = bench.shards("out")
@@ -149,6 +163,7 @@ def test_fineweb_is_read_by_range_at_one_commit_and_not_as_a_whole(
     assert manifest["source"]["revision"] == COMMIT
     assert [row["name"] for row in manifest["source"]["files"]] == ["000_00000.parquet", "001_00000.parquet"]
     assert not [path for path in server.asked if "/resolve/" in path and COMMIT not in path]
+    assert any(path.startswith("/content/") for path in server.asked)
 
 
 def test_without_a_network_or_the_folder_the_user_gets_one_line(
@@ -163,8 +178,46 @@ def test_without_a_network_or_the_folder_the_user_gets_one_line(
     done = prepare("fineweb:sample-10BT", bench.root / "out", environment | {"HF_HUB_OFFLINE": "1"})
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert "the hub did not give HuggingFaceFW/fineweb/sample/10BT" in done.stderr
+    assert "HuggingFaceFW/fineweb/sample/10BT: the hub may not be asked" in done.stderr
     assert not (bench.root / "out").exists()
+
+
+def test_every_refusal_is_one_line_that_says_what_to_do(hub: tuple[Hub, dict[str, str]]) -> None:
+    _, environment = hub
+    code = (
+        "import sys\n"
+        "from tasks.errors import UserError\n"
+        "from tasks.text.prepare import sources\n"
+        "sources.with_patience = lambda function: function()\n"  # nothing here will change
+        "for name in sys.argv[1:]:\n"
+        "    try: sources.hub_source(name, 'data')\n"
+        "    except UserError as error: print(error)\n"
+    )
+
+    def told(*names: str, **changes: str) -> list[str]:
+        words = [sys.executable, "-c", code, *names]
+        done = subprocess.run(
+            words,
+            cwd=ROOT,
+            env=environment | changes,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        return done.stdout.splitlines()
+
+    gated, unknown, revision, name, absent = told(
+        "owner/gated", "owner/unknown", "owner/revision", "owner/na?me", "owner/absent"
+    )
+    assert "gated on the hub; accept its terms" in gated
+    assert "no such data set, or a private one" in unknown
+    assert "no such revision" in revision
+    assert "no name of a data set" in name
+    assert "no answer from the hub that can be used" in absent
+    assert "404" in absent
+    (closed,) = told(REPOSITORY, HF_ENDPOINT="http://127.0.0.1:1")
+    assert "check the network" in closed
 
 
 @pytest.mark.parametrize(
