@@ -3,8 +3,12 @@
 Only joining and the small exchanges the loop needs stand here; data parallelism itself is torch's.
 """
 
+import contextlib
 import os
-from collections.abc import Callable
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +23,10 @@ Result = TypeVar("Result")
 NEEDED = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # What torch and its libraries say when a peer is gone; some of them raise a bare RuntimeError.
 LOST_WORDS = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "Socket")
+
+
+LOST = 3  # exit status of a process that ends because another has
+LAUNCHED = "XSA_PROCESSES"  # set where `./xsa run --nproc` looks after the processes
 
 
 class LostContact(RuntimeError):  # noqa: N818  (the error is elsewhere)
@@ -69,10 +77,26 @@ def join() -> Ranks:
         if torch.cuda.is_available() and local < torch.cuda.device_count():
             torch.cuda.set_device(local)
         try:
-            dist.init_process_group(backend)
+            with quiet():
+                dist.init_process_group(backend)
         except (dist.DistError, RuntimeError) as error:
             raise UserError(no_meeting(str(error))) from error
     return Ranks(dist.get_rank(), size, local, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what libraries write on standard output (gloo: that it has connected) out of ours."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def no_meeting(reason: str) -> str:
@@ -87,9 +111,19 @@ def no_meeting(reason: str) -> str:
 
 
 def leave() -> None:
-    """Leave the process group, if one was joined."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    """Leave the process group, if one was joined, when all have done their work."""
+    if not dist.is_initialized():
+        return
+    wait_for_all(Ranks(dist.get_rank(), dist.get_world_size()))
+    if threading.current_thread() is threading.main_thread():
+        # A launcher that sees one process end with a status stops the others, which have only to say goodbye.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    dist.destroy_process_group()
+
+
+def environment_rank() -> int:
+    """Return this process's rank as the launcher has told it, before the processes have met."""
+    return int(os.environ.get("RANK", "0")) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else 0
 
 
 def is_lost_contact(error: BaseException) -> bool:

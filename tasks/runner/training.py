@@ -1,5 +1,6 @@
 """One run from its config to its record: open, resume, train, evaluate, save, record."""
 
+import contextlib
 import errno
 import signal
 import sys
@@ -19,7 +20,7 @@ from tasks.errors import UserError
 from tasks.runner import checkpoint, distributed, memory, metrics, recording, rng, sharding
 from tasks.runner.config.schema import RunConfig
 from tasks.runner.device import Device, choose_device
-from tasks.runner.distributed import Ranks
+from tasks.runner.distributed import LostContact, Ranks
 from tasks.runner.kernels import KernelBuild
 from tasks.runner.loop import Callbacks, Interrupted, NonFiniteError, Trainer
 from tasks.runner.paths import under_root
@@ -31,6 +32,7 @@ from tasks.runner.trace import Trace
 
 # In a run's directory while a run begun with --fresh is not complete: an older record does not count then.
 BEGUN_ANEW = ".begun-anew"
+AT_ONCE = "stopped at once"  # by a second signal, not in step with other processes
 
 
 @dataclass(frozen=True)
@@ -84,20 +86,23 @@ def train(config: RunConfig, display: Display, *, fresh: bool = False) -> Outcom
     """
     ranks = distributed.join()
     directory = under_root(config.output.runs) / config.run_id()
-    try:
-        if not ranks.is_first:
-            return run_locked(config, Silent(), ranks, directory, fresh)
-        make_writable(under_root(config.output.records), "output.records")
-        make_writable(directory, "output.runs")
-        try:
-            with FileLock(directory / ".lock", timeout=0):
-                return run_locked(config, display, ranks, directory, fresh)
-        except Timeout:
-            raise UserError(
-                f"{directory}: this run is under way in another process; wait for it or stop it"
-            ) from None
-    finally:
-        distributed.leave()
+    with contextlib.ExitStack() as held:
+
+        def take_directory() -> None:
+            make_writable(under_root(config.output.records), "output.records")
+            make_writable(directory, "output.runs")
+            try:
+                held.enter_context(FileLock(directory / ".lock", timeout=0))
+            except Timeout:
+                raise UserError(
+                    f"{directory}: this run is under way in another process; wait for it or stop it"
+                ) from None
+
+        distributed.first_decides(take_directory, ranks)
+        outcome = run_locked(config, display if ranks.is_first else Silent(), ranks, directory, fresh)
+        if outcome.record.reason != AT_ONCE:
+            distributed.leave()
+    return outcome
 
 
 def make_writable(directory: Path, key: str) -> None:
@@ -132,12 +137,12 @@ def run_locked(config: RunConfig, display: Display, ranks: Ranks, directory: Pat
     except Interrupted as stop:
         done, status = {"status": "interrupted", "reason": str(stop)}, 128 + stop.number
     except KeyboardInterrupt:
-        done, status = {"status": "interrupted", "reason": "stopped at once"}, 128 + signal.SIGINT
+        done, status = {"status": "interrupted", "reason": AT_ONCE}, 128 + signal.SIGINT
     except NonFiniteError as error:
         done, status = {"status": "failed", "reason": str(error)}, 1
     except Exception as error:
-        failure = told(error)
-        if isinstance(failure, UserError) and not trace.samples:
+        failure = told(error, ranks)
+        if isinstance(failure, UserError | LostContact) and not trace.samples:
             raise failure from error  # nothing was trained: a mistake in the command is not a run
         reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
         finish(
@@ -150,8 +155,10 @@ def run_locked(config: RunConfig, display: Display, ranks: Ranks, directory: Pat
     return Outcome(record, finish(record, directory, config, ranks), directory, status)
 
 
-def told(error: Exception) -> Exception:
-    """Return what a user should read: one line where memory or disk fell short, else the error itself."""
+def told(error: Exception, ranks: Ranks) -> Exception:
+    """Return what a user should read: one line where memory, disk or a process failed, else the error."""
+    if ranks.world_size > 1 and distributed.is_lost_contact(error):
+        return LostContact()
     memory_words = ("DefaultCPUAllocator", "out of memory")
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(w in str(error) for w in memory_words):
         return UserError(

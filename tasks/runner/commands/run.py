@@ -2,11 +2,15 @@
 
   ./xsa run text/quick attention=sa optimizer=adamw seed=3 loop.max_steps=200
 
+  ./xsa run text/small --nproc 8 loop.strategy=fsdp
+
 A run that was stopped goes on from its last checkpoint when the same command is given again. A run
 that has completed is not repeated, unless with --fresh.
 """
 
 import argparse
+import os
+import sys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,6 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for instance attention=sa seed=3")
     parser.add_argument(
         "--explain", choices=["optimizer"], help="train nothing; print how each parameter would be updated"
+    )
+    parser.add_argument(
+        "--nproc",
+        type=int,
+        default=None,
+        metavar="N",
+        help="processes on this machine: one for each GPU, or on a CPU shares of its cores",
     )
     parser.add_argument("--fresh", action="store_true", help="start over, also where there is a checkpoint")
 
@@ -27,17 +38,43 @@ def run(options: argparse.Namespace) -> int:
 
     if options.explain:
         return explain(config)
+    if options.nproc is not None and options.nproc != 1:
+        from tasks.runner.processes import launch
 
+        words = ["run", options.experiment, *options.overrides, *(["--fresh"] if options.fresh else [])]
+        return launch(words, config, options.nproc)
+    return train_here(config, options.fresh)
+
+
+def train_here(config, fresh: bool) -> int:
+    """Train in this process, alone or one of several; only the first of them speaks."""
+    from tasks.errors import UserError
+    from tasks.runner.distributed import LAUNCHED, LOST, LostContact, environment_rank
     from tasks.runner.paths import shown
     from tasks.runner.progress import make_display
     from tasks.runner.training import finished_run, train
 
-    with make_display(config.output.progress) as display:
-        done = None if options.fresh else finished_run(config, display)
-        if done is not None:
-            print(f"already done: {shown(done)}; --fresh runs it again")
-            return 0
-        outcome = train(config, display, fresh=options.fresh)
+    rank = environment_rank()
+    try:
+        with make_display("none" if rank else config.output.progress) as display:
+            done = None if fresh else finished_run(config, display)
+            if done is None:
+                outcome = train(config, display, fresh=fresh)
+    except UserError as error:
+        if rank:
+            raise UserError(f"rank {rank}: {error}") from error
+        raise
+    except LostContact as error:
+        if LAUNCHED not in os.environ:
+            print(f"xsa: error: rank {rank}: {error}", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(LOST)  # the threads of the broken connections may abort an orderly exit
+    if rank:
+        return outcome.exit_status if done is None else 0
+    if done is not None:
+        print(f"already done: {shown(done)}; --fresh runs it again")
+        return 0
     record = outcome.record
     print(f"{record.run_id}: {record.status}" + (f", {record.reason}" if record.reason else ""))
     for name, value in record.metrics.items():
