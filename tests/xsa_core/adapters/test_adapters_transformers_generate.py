@@ -132,7 +132,7 @@ def test_a_prompt_fed_in_chunks_gives_the_logits_of_the_whole(name):
 
 
 def test_a_causal_chunk_needs_no_dense_mask_in_the_flash_style():
-    from xsa_core.adapters.hf.attention import flash_style_mask
+    from xsa_core.adapters.hf.masks import flash_style_mask
 
     ones = torch.ones(2, 9, dtype=torch.bool)
     assert flash_style_mask(2, 4, 9, 5, 0, attention_mask=ones) is None

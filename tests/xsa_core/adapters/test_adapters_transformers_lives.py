@@ -233,6 +233,54 @@ def test_models_that_do_not_use_the_interface_are_refused_by_name():
     assert not converted_layers(some)
 
 
+@pytest.mark.parametrize("implementation", registered.NAMES)
+def test_the_name_alone_refuses_such_models_as_well(implementation):
+    config = transformers.XLNetConfig(vocab_size=50, d_model=16, n_layer=1, n_head=2, d_inner=16)
+    with pytest.raises(ValueError, match=r"rel_attn|sdpa|not support"):
+        transformers.XLNetModel(config).set_attn_implementation(implementation)
+    with pytest.raises(ValueError, match=r"rel_attn|sdpa|not support"):
+        transformers.AutoModel.from_config(config, attn_implementation=implementation)
+
+
+@pytest.mark.parametrize("implementation", registered.NAMES)
+def test_left_padding_leaves_gradients_finite_and_equal(implementation):
+    """A padded query sees nothing at all; what the real tokens learn does not depend on it."""
+    ids, lengths = inputs("llama", batch=1)["input_ids"], (0, 3)
+    grads = []
+    for pad in lengths:
+        some = convert(build("llama"))
+        some.set_attn_implementation(implementation)
+        padded = torch.cat([torch.zeros(1, pad, dtype=torch.long), ids], dim=1)
+        mask = torch.cat([torch.zeros(1, pad, dtype=torch.long), torch.ones_like(ids)], dim=1)
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        logits = some(padded, attention_mask=mask, position_ids=positions).logits
+        logits[:, pad:].square().mean().backward()
+        grads.append([p.grad for p in some.parameters()])
+    for a, b in zip(*grads, strict=True):
+        assert torch.isfinite(b).all()
+        assert (a - b).abs().max() <= 4096 * EPS * a.abs().max()
+
+
+@pytest.mark.parametrize("implementation", registered.NAMES)
+@pytest.mark.parametrize("name", ["llama", "bert", "t5"])
+def test_half_precision_gives_what_it_allows(name, implementation):
+    some = copy.deepcopy(model(name))
+    some.set_attn_implementation(implementation)
+    half = run(some.to(torch.bfloat16), name).float()
+    expected = run(model(name), name)
+    assert (half - expected).abs().mean() < 8 * torch.finfo(torch.bfloat16).eps * expected.abs().mean()
+
+
+def test_a_model_inside_another_module_is_converted():
+    some = torch.nn.ModuleDict({"body": build("bert"), "head": torch.nn.Linear(32, 2)})
+    before = run(some["body"], "bert")
+    convert(some)
+    assert list(converted_layers(some)) == [f"body.encoder.layer.{i}.attention.self" for i in (0, 1)]
+    revert(some)
+    assert torch.equal(run(some["body"], "bert"), before)
+    assert some["body"].config._attn_implementation == "sdpa"
+
+
 def test_a_control_that_needs_positions_is_refused():
     with pytest.raises(ValueError, match="diag_masked"):
         convert(build("llama"), variant="diag_masked")

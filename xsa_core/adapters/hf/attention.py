@@ -16,7 +16,7 @@ in part; in a model that never was, they refuse.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from xsa_core.adapters.exclusion import CHILD, Exclusion
 from xsa_core.adapters.hf.classes import eager_function
 from xsa_core.adapters.hf.layer import OwnValues, thread
+from xsa_core.adapters.hf.masks import dense_bias
 from xsa_core.adapters.layer import plain_class
 from xsa_core.attention.functional import exclude
 from xsa_core.attention.variants import Call
@@ -102,10 +103,7 @@ def xsa_eager(
         bias=bias, scale=scale, dropout_p=dropout, module=module, function=function, extras=kwargs
     )
     own_v = _own_values(module, own, query, value)
-    heads = exclusion(
-        query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), own_v.transpose(1, 2), call
-    )
-    return heads.contiguous(), call.weights[0]
+    return _attend(exclusion, query, key, value, own_v, call), call.weights[0]
 
 
 def xsa_sdpa(
@@ -135,10 +133,8 @@ def xsa_sdpa(
         ValueError: an argument only the explicit attention of the model knows.
     """
     exclusion, own = _state(module)
-    causal = _is_causal(module, query, attention_mask, is_causal)
     if exclusion is None:
-        plain = _plain_sdpa()
-        return plain(
+        return _plain_sdpa()(
             module,
             query,
             key,
@@ -150,12 +146,13 @@ def xsa_sdpa(
             **kwargs,
         )
     own_v = _own_values(module, own, query, value)
-    T, S = query.shape[2], key.shape[2]
-    if causal and S > T:
+    causal = _is_causal(module, query, attention_mask, is_causal)
+    T = query.shape[2]
+    if causal and key.shape[2] > T:
         key, value = key[:, :, :T], value[:, :, :T]
-    return _fused(
-        module, exclusion, query, key, value, own_v, attention_mask, causal, dropout, scaling, kwargs
-    )
+    call = _call(module, attention_mask, query.dtype, key.shape[2], kwargs)
+    call = replace(call, causal=causal, scale=scaling, dropout_p=dropout, backend=exclusion.backend)
+    return _attend(exclusion, query, key, value, own_v, call), None
 
 
 def xsa_flash(
@@ -175,58 +172,38 @@ def xsa_flash(
     """
     exclusion, own = _state(module)
     causal = _is_causal(module, query, attention_mask, is_causal)
+    call = _call(module, attention_mask, query.dtype, key.shape[2], kwargs)
+    call = replace(call, causal=causal, scale=scaling, dropout_p=dropout)
     if exclusion is None:
-        exclusion, own_v = _PLAIN, query  # not looked at
-    else:
-        own_v = _own_values(module, own, query, value)
-    return _fused(
-        module, exclusion, query, key, value, own_v, attention_mask, causal, dropout, scaling, kwargs
-    )
+        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+        return call.attend(q, k, v).contiguous(), None
+    own_v = _own_values(module, own, query, value)
+    return _attend(exclusion, query, key, value, own_v, replace(call, backend=exclusion.backend)), None
 
 
-def _fused(module, exclusion, query, key, value, own_v, attention_mask, causal, dropout, scaling, kwargs):
+def _call(
+    module: nn.Module, attention_mask: Tensor | None, dtype: torch.dtype, S: int, kwargs: dict[str, Any]
+) -> Call:
+    """Mask and position bias of a call of the fused operator.
+
+    Raises:
+        ValueError: an argument only the explicit attention of the model knows.
+    """
     for name in _ONLY_EAGER:
         if kwargs.get(name) is not None:
             raise ValueError(
                 f"{type(module).__name__} attends with {name}, which the fused operator does not know: use "
                 'model.set_attn_implementation("xsa_eager")'
             )
-    bias = _bias(attention_mask, kwargs.get("position_bias"), query.dtype, key.shape[2])
-    call = exclusion.call(causal=causal, bias=bias, scale=scaling, dropout_p=dropout)
+    return Call(bias=dense_bias(attention_mask, kwargs.get("position_bias"), dtype, S))
+
+
+def _attend(
+    exclusion: Exclusion, query: Tensor, key: Tensor, value: Tensor, own_v: Tensor, call: Call
+) -> Tensor:
+    """From transformers' `B H T D` to `B T H D`."""
     q, k, v, own_v = (x.transpose(1, 2) for x in (query, key, value, own_v))
-    return exclusion(q, k, v, own_v, call).contiguous(), None
-
-
-def flash_style_mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int = 0,
-    kv_offset: int = 0,
-    mask_function: Callable[..., Any] | None = None,
-    attention_mask: Tensor | None = None,
-    **kwargs: Any,
-) -> Tensor | None:
-    """The mask of `xsa_flash`: None where causal attention, the queries last, is all there is to it.
-
-    Arguments as of transformers' mask functions.
-
-    Returns:
-        None, or bool `B 1 T S`, True is visible.
-    """
-    from transformers.masking_utils import causal_mask_function, sdpa_mask
-
-    mask_function = causal_mask_function if mask_function is None else mask_function
-    named = mask_function is causal_mask_function and kwargs.get("allow_is_causal_skip", True)
-    known = isinstance(q_offset, int) and not torch.compiler.is_compiling()
-    if named and known and q_offset + q_length == kv_offset + kv_length:
-        seen = None if attention_mask is None else attention_mask[:, -kv_length:]
-        if seen is None or (seen.shape[1] == kv_length and bool(seen.all())):
-            return None
-    kwargs["allow_is_causal_skip"] = False
-    return sdpa_mask(
-        batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **kwargs
-    )
+    return exclusion(q, k, v, own_v, call).contiguous()
 
 
 def _state(module: nn.Module) -> tuple[Exclusion | None, OwnValues | None]:
@@ -278,39 +255,7 @@ def _is_causal(module, query: Tensor, attention_mask: Tensor | None, is_causal: 
     return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
 
-def _bias(
-    attention_mask: Tensor | None, position_bias: Tensor | None, dtype: torch.dtype, S: int
-) -> Tensor | None:
-    """Mask and bias as what is added to the logits.
-
-    Hidden keys get the lowest number rather than -inf: a padded query that sees nothing keeps finite
-    gradients, and what it computes is looked at by no one.
-    """
-    bias = attention_mask
-    if bias is not None and not bias.is_floating_point():
-        lowest = torch.finfo(dtype).min
-        bias = torch.zeros(bias.shape, dtype=dtype, device=bias.device).masked_fill_(~bias.bool(), lowest)
-    if position_bias is None:
-        return bias
-    position_bias = position_bias[..., :S]
-    return position_bias if bias is None else bias + position_bias
-
-
 def _plain_sdpa() -> Callable[..., Any]:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     return sdpa_attention_forward
-
-
-class _Plain:
-    """Stands for the :class:`Exclusion` of a module that was not converted."""
-
-    @staticmethod
-    def call(**kwargs: Any) -> Call:
-        return Call(**kwargs)
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, own_v: Tensor, call: Call) -> Tensor:
-        return call.attend(q, k, v)
-
-
-_PLAIN = _Plain()

@@ -21,9 +21,9 @@ from typing import Any
 
 from torch import nn
 
-from xsa_core.adapters.base import SELF, Found, Settings
+from xsa_core.adapters.base import SELF, UNSUPPORTED, Found, Settings
 from xsa_core.adapters.exclusion import CHILD, Exclusion, guard_loading
-from xsa_core.adapters.hf import attention
+from xsa_core.adapters.hf import attention, masks
 from xsa_core.adapters.hf.adapter import ADAPTER, FUSED, IMPLEMENTATIONS
 from xsa_core.adapters.hf.attention import MARK
 from xsa_core.adapters.hf.layer import recording
@@ -42,10 +42,10 @@ def install() -> None:
     from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
     from transformers.modeling_utils import PreTrainedModel
 
-    masks = {"xsa_eager": eager_mask, "xsa_sdpa": sdpa_mask, "xsa_flash": attention.flash_style_mask}
+    mask_functions = {"xsa_eager": eager_mask, "xsa_sdpa": sdpa_mask, "xsa_flash": masks.flash_style_mask}
     for name in NAMES:
         AttentionInterface.register(name, getattr(attention, name))
-        AttentionMaskInterface.register(name, masks[name])
+        AttentionMaskInterface.register(name, mask_functions[name])
     for name, wrapper in _WRAPPERS.items():
         setattr(PreTrainedModel, name, wrapper(getattr(PreTrainedModel, name)))
     Cache.update = recording(Cache.update, StaticLayer)
@@ -143,13 +143,18 @@ def read_mark(model: nn.Module) -> None:
     Raises:
         ValueError: the config says exclusive and the attention function asked for is a plain one.
     """
-    rows = [row for row in ADAPTER.find(model) if row.kind == SELF]
+    found = ADAPTER.find(model)
+    rows = [row for row in found if row.kind == SELF]
     layers = (getattr(model.config, MARK, None) or {}).get("layers")
     if layers is not None:
         _refuse_plain(model.config)
         for row in rows:
             _make(model, row, _saved(layers, row.path))
     else:
+        for row in found:
+            config = getattr(row.module, "config", model.config)
+            if row.kind == UNSUPPORTED and getattr(config, "_attn_implementation", None) in NAMES:
+                raise ValueError(f"{row.path} ({row.cls}) cannot be converted: {row.reason}")
         for config in configs(rows):
             if config._attn_implementation in NAMES and getattr(config, MARK, None) is None:
                 name_function(config)
@@ -213,6 +218,8 @@ def _set_attn_implementation(plain):
         plain(self, attn_implementation, *args, **kwargs)
         if any(c._attn_implementation in NAMES for c, _ in before.values()):
             _complete(self, rows, before, convert)
+        elif attn_implementation in NAMES:
+            convert(self)  # none of its attention took the name: say which and why
         for config, _ in before.values():
             if config._attn_implementation not in NAMES and getattr(config, MARK, None) is not None:
                 mine = {r.path for r in rows if r.module.config is config}
