@@ -16,6 +16,8 @@ from torch import Tensor
 
 from xsa_core.attention.masks import Mask
 
+RECOMPILE_LIMIT = 64
+
 # Block masks are costly to make and serve all layers of a model.
 _BLOCK_MASKS: weakref.WeakKeyDictionary[Mask, dict[tuple[Any, ...], Any]] = weakref.WeakKeyDictionary()
 
@@ -77,9 +79,14 @@ def block_mask(mask: Mask, B: int, T: int, S: int, device: torch.device) -> Any:
 
 @functools.cache
 def _compiled() -> Callable[..., Any]:
-    """FlexAttention is only fast, and only sparse, when compiled; a traced graph compiles it anyway."""
+    """FlexAttention is only fast, and only sparse, when compiled; a traced graph compiles it anyway.
+
+    Every length and dtype is a compilation of its own. The compiler gives up after 8 of one function and
+    would go on without compiling, so the limit of this process is raised.
+    """
     from torch.nn.attention.flex_attention import flex_attention
 
+    torch._dynamo.config.recompile_limit = max(RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit)
     return torch.compile(flex_attention, dynamic=False)
 
 

@@ -176,8 +176,12 @@ def fused_attention(
 
 
 def _dense_rows(x: Tensor) -> Tensor:
-    """The kernels want the last axis dense; views of a fused projection are."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    """The kernels want the last axis dense, those of CUDA also rows that start at multiples of 8 elements;
+    views of a fused projection are both."""
+    dense = x.stride(-1) == 1
+    if dense and x.is_cuda and x.shape[-1] % 8 == 0:
+        dense = all(start % 8 == 0 for start in (*x.stride()[:-1], x.storage_offset()))
+    return x if dense else x.contiguous()
 
 
 class _AttentionWithLse(torch.autograd.Function):
