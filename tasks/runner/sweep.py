@@ -5,6 +5,8 @@ killed, started again, or started twice at once: each cell is taken under a lock
 goes on from its checkpoint.
 """
 
+import contextlib
+import os
 import signal
 import subprocess
 import time
@@ -30,6 +32,8 @@ class Sweep:
         slots: room for the cells that run at once, one each.
         retry_failed: run cells again whose record says that they failed.
         start: how a job is started, `start(job, directory, slot)`.
+        patient: wait for cells that other processes hold, and take them over where those die.
+        told: the signal that jobs are told to stop by; without it, the one that came.
     """
 
     def __init__(
@@ -40,9 +44,12 @@ class Sweep:
         slots: Sequence[Slot] = (Slot(),),
         retry_failed: bool = False,
         start: Start = sweep_jobs.start,
+        patient: bool = True,
+        told: int | None = None,
     ) -> None:
         self.rows = [row_of(work, retry_failed) for work in works]
         self.display, self.retry_failed, self.start = display, retry_failed, start
+        self.patient, self.told = patient, told
         self.free = list(slots)
         self.active: list[Attempt] = []
         self.stop: int | None = None
@@ -72,7 +79,7 @@ class Sweep:
                 shown, when = states, now
             open_states = {State.RUNNING} if self.stop is not None else {State.RUNNING, State.WAITING}
             # Cells that others hold are waited for: they may die, and then the cell is ours.
-            if self.stop is None:
+            if self.stop is None and self.patient:
                 open_states.add(State.ELSEWHERE)
             if not open_states & set(states):
                 return
@@ -106,14 +113,24 @@ class Sweep:
             if self._advance(attempt):
                 self.active.remove(attempt)
             if self.stop is not None:  # the signal came while the job was being started
-                attempt.tell(self.stop)
+                attempt.tell(self.told or self.stop)
 
     def _ask(self, number: int) -> None:
         """Pass a first signal on to the running jobs: they write their checkpoints and end."""
         self.stop = number
         self.display.note(f"{signal.Signals(number).name}: what runs writes its checkpoint")
         for attempt in self.active:
-            attempt.tell(number)
+            attempt.tell(self.told or number)
+
+    def halt(self) -> None:
+        """Stop what runs and return when it has ended; for signal handlers, which may interrupt anything."""
+        if self.stop is None:
+            self._ask(signal.SIGINT)
+        for attempt in self.active:
+            if attempt.process is not None:
+                # Without reaping it: the interrupted code may be about to.
+                with contextlib.suppress(ChildProcessError):
+                    os.waitid(os.P_PID, attempt.process.pid, os.WEXITED | os.WNOWAIT)
 
     def _end(self) -> None:
         """End what still runs because an exception is on its way."""

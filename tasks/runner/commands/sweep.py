@@ -4,6 +4,8 @@
   ./xsa sweep fig4_lr --dry-run                   its cells, what is missing, and what it would cost
   ./xsa sweep fig6_sinks seed=0,1,2,3,4           with other seeds
   ./xsa sweep fig6_sinks --jobs 4                 four cells at a time, each on a quarter of the cores
+  ./xsa sweep fig3_loss --scale paper --launcher slurm --slurm partition=gpu --slurm gpus=8 --slurm time=1-0
+                                                  a SLURM job for each cell, queued again when preempted
   ./xsa sweep experiment=text/quick attention=sa,xsa optimizer=adamw,muon seed=0,1,2
 
 A value with commas is an axis. Cells with a completed record are skipped. Stopped or killed, the same
@@ -28,6 +30,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", default=None, help="of suites that evaluate: see ./xsa eval --help")
     parser.add_argument("--limit", type=int, default=None, help="of suites that evaluate: documents a task")
     parser.add_argument(
+        "--launcher", choices=["local", "slurm"], default="local", help="here, or one SLURM job for each cell"
+    )
+    parser.add_argument(
+        "--slurm",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="partition, account, qos, time, gpus, cpus, mem, parallel, signal, setup, ... or sbatch.OPTION",
+    )
+    parser.add_argument(
         "--jobs", type=int, default=1, help="cells at a time, each on cores (and a GPU) of its own"
     )
 
@@ -38,6 +50,10 @@ def run(options: argparse.Namespace) -> int:
     from tasks.runner.sweep_slots import divide
 
     works, check = gather(options)
+    if options.launcher == "slurm" and not options.check:
+        return run_on_slurm(options, works, check)
+    if options.slurm:
+        raise UserError("--slurm: for --launcher slurm; add that, or leave it out")
     slots = divide(options.jobs, [work.config for work in works if work.config is not None])
     if any(work.config is None for work in works):
         slots = slots[:1]  # benchmarks measure time: two at once would measure each other
@@ -69,6 +85,43 @@ def run(options: argparse.Namespace) -> int:
     if found is not None:
         print(found.line)
     return status
+
+
+def run_on_slurm(options: argparse.Namespace, works, check) -> int:
+    """Submit a job for every cell that is to be run and is not queued, or show the script."""
+    from tasks.errors import UserError
+    from tasks.runner import sweep_cluster as cluster
+    from tasks.runner.paths import shown
+    from tasks.runner.sweep_rows import State, state_of
+
+    if options.jobs != 1:
+        raise UserError("--jobs: of --launcher local; for SLURM give --slurm parallel=N")
+    parameters = cluster.parse(options.slurm)
+    chosen, there = [], []
+    for work in works:
+        if state_of(work, options.retry_failed)[0] is State.WAITING:
+            (there if cluster.queued(work) else chosen).append(work)
+    if options.dry_run:
+        dry_run(works, options.retry_failed, 1, check)
+        if chosen:
+            print(f"\nthe script of {len(chosen)} jobs:\n\n{cluster.script(chosen, parameters)}")
+        return 0
+    if there:
+        print(f"{len(there)} cells are queued already")
+    if not chosen:
+        print("nothing to submit")
+        return 0
+    ids = cluster.submit(chosen, words_of(options), parameters)
+    print(f"{len(ids)} cells submitted, jobs {ids[0]} to {ids[-1]}" if len(ids) > 1 else f"job {ids[0]}")
+    print(f"logs: {shown(cluster.folder_of(chosen).parent)}; the same command with --dry-run shows the cells")
+    return 0
+
+
+def words_of(options: argparse.Namespace) -> list[str]:
+    """Return the words that give the same cells again, in a job of its own."""
+    words = [*options.words, "--scale", options.scale]
+    words += ["--retry-failed"] if options.retry_failed else []
+    return [*words, *pair("--data-dir", options.data_dir), *pair("--limit", options.limit)]
 
 
 def gather(options: argparse.Namespace):
