@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,15 +28,8 @@ class Case:
     converted: frozenset[str]
 
     def model(self, dtype: torch.dtype = torch.float32) -> nn.Module:
-        """The model in evaluation, with no parameter that stands still: zeros would hide the attention."""
-        torch.manual_seed(0)
-        model = self.build().to(dtype)
-        model.eval()  # some layers of timm return nothing here
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.numel() > 1 and not parameter.var() > 1e-6:
-                    parameter.add_(0.1 * torch.randn_like(parameter))
-        return model
+        """The model in evaluation; the same weights at every call."""
+        return copy.deepcopy(_prototype(self.name)).to(dtype)
 
     def arguments(self, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
         """Arguments of the model."""
@@ -43,6 +37,19 @@ class Case:
         return tuple(
             x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in self.inputs()
         )
+
+
+@functools.cache
+def _prototype(name: str) -> nn.Module:
+    """A case's model with no parameter that stands still: zeros would hide the attention."""
+    torch.manual_seed(0)
+    model = CASES[name].build()
+    model.eval()  # some layers of timm return nothing here
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.numel() > 1 and not parameter.var() > 1e-6:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
 
 
 def outputs(model: nn.Module, case: Case, dtype: torch.dtype = torch.float32) -> Tensor:
