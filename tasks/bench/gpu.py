@@ -13,7 +13,7 @@ import json
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from tasks.bench import attention, peers, roofline, step
+from tasks.bench import attention, gpu_cases, peers, roofline, step
 from tasks.bench.timing import interleave
 from xsa_core import GPT, GPTConfig, exclusive_attention, initialize
+from xsa_core.attention import exclusive_attention as specification
 from xsa_core.attention.backends import backend_matrix
-from xsa_core.attention.masks import Mask
-from xsa_core.attention.reference import reference_attention, reference_exclude
 
 MINUTES = 8.0
 ENDS = {
@@ -34,8 +33,6 @@ ENDS = {
     "blocks": 0.5,
     "operator": 0.9,
 }  # of the whole time; the step takes a minute in between
-# Of the backends that are compiled anew for every case, only so much is checked.
-COMPILED = {"flex": {"dtypes": {"bfloat16"}, "lengths": {130, 127}}}
 # The floor of a check in eps. float32 kernels of the GPU multiply in three TF32 parts.
 FLOORS = {"float32": 64, "bfloat16": 8, "float16": 8}
 BLOCKS = {  # the paper's sizes (section 4); the target is stated for the first
@@ -74,56 +71,35 @@ def usable_backends(device: torch.device) -> list[str]:
     ]
 
 
-def check_cases(device: torch.device) -> Iterator[dict[str, Any]]:
-    """Yield the cases whose output and gradients are compared with float64."""
-    dtypes = ("float32", "bfloat16", "float16") if device.type == "cuda" else ("float32", "bfloat16")
-    for backend in usable_backends(device):
-        for dtype in dtypes:
-            for length, heads, kv_heads, head_dim in ((130, 4, 4, 64), (127, 8, 2, 128), (1, 2, 2, 64)):
-                limits = COMPILED.get(backend)
-                if limits and (dtype not in limits["dtypes"] or length not in limits["lengths"]):
-                    continue
-                sizes = {"length": length, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-                yield {"backend": backend, "dtype": dtype, **sizes}
-
-
 def check(case: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Compare one case with float64 autograd; the error may be twice that of the two lines in that dtype.
+    """Compare output and gradients of one case with float64 autograd.
 
-    A backend that refuses the case, or fails in it, has no numbers: `ok` is None and `note` says why.
+    The error may be a number of eps of the largest entry, and for q, k and v twice that of the two lines in
+    that dtype besides. A backend that refuses the case, or fails in it, has no numbers: `ok` is None and
+    `note` says why.
     """
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(heads: int) -> torch.Tensor:
-        return torch.randn(
-            2, case["length"], heads, case["head_dim"], generator=generator, dtype=torch.float64
-        )
-
-    shared = draw(case["kv_heads"]).mean(dim=1, keepdim=True)  # values with a common part, as trained ones
-    q, k, v, upstream = (
-        draw(case["heads"]),
-        draw(case["kv_heads"]),
-        draw(case["kv_heads"]) + 4 * shared,
-        draw(case["heads"]),
-    )
     dtype = getattr(torch, case["dtype"])
+    made, upstream = gpu_cases.tensors(case)
+    given = [tensor.to(device, dtype) for tensor in made]
 
-    def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return reference_exclude(reference_attention(q, k, v, mask=Mask.causal())[0], v, 1.0)
+    def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *extra: torch.Tensor) -> torch.Tensor:
+        options = gpu_cases.options(case, extra, q.device)
+        return specification(q, k, v, backend="reference", **options)
 
-    def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return exclusive_attention(q, k, v, causal=True, backend=case["backend"])
+    def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *extra: torch.Tensor) -> torch.Tensor:
+        return exclusive_attention(q, k, v, backend=case["backend"], **gpu_cases.options(case, extra, device))
 
-    wanted = with_gradients(exact, [t.to(dtype).double() for t in (q, k, v)], upstream.to(dtype).double())
+    rounded = [tensor.to(dtype).double() for tensor in made]
+    wanted = with_gradients(exact, rounded, upstream.to(dtype).double())
     try:
-        found = with_gradients(ours, [t.to(device, dtype) for t in (q, k, v)], upstream.to(device, dtype))
+        found = with_gradients(ours, given, upstream.to(device, dtype))
     except Exception as error:  # whatever a kernel may raise on a machine nobody has seen
         failed = not isinstance(error, ValueError)
         line = (str(error).splitlines() or [""])[0]
         return {**case, "ok": None, "failed": failed, "note": f"{type(error).__name__}: {line}"}
-    plain = with_gradients(
-        peers.two_line_attention, [t.to(device, dtype) for t in (q, k, v)], upstream.to(device, dtype)
-    )
+    plain = wanted
+    if case["kind"] == "causal":
+        plain = with_gradients(peers.two_line_attention, given, upstream.to(device, dtype))
     floor = FLOORS[case["dtype"]] * torch.finfo(dtype).eps
     errors, limits = [], []
     for a, b, c in zip(found, plain, wanted, strict=True):
@@ -131,17 +107,18 @@ def check(case: dict[str, Any], device: torch.device) -> dict[str, Any]:
         errors.append(((a.double().cpu() - c).abs().max() / size).item())
         limits.append(2 * ((b.double().cpu() - c).abs().max() / size).item() + floor)
     ok = all(error <= limit for error, limit in zip(errors, limits, strict=True))
-    return {**case, "ok": ok, "worst_error": max(errors), "limit": max(limits)}
+    worst = max(errors) if all(math.isfinite(error) for error in errors) else None  # JSON has no NaN
+    return {**case, "ok": ok, "worst_error": worst, "limit": max(limits)}
 
 
 def with_gradients(
     function: Callable[..., torch.Tensor], inputs: list[torch.Tensor], upstream: torch.Tensor
 ) -> list[torch.Tensor]:
-    """Return the output and the gradients of the inputs."""
+    """Return the output and the gradients of the inputs, NaN for one that is missing."""
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     output = function(*leaves)
     output.backward(upstream)
-    return [output.detach(), *(leaf.grad for leaf in leaves)]
+    return [output.detach(), *(torch.full_like(x, torch.nan) if x.grad is None else x.grad for x in leaves)]
 
 
 def operator_rows(
@@ -229,7 +206,7 @@ def run(device: torch.device, minutes: float = MINUTES, small: bool = False) -> 
     seconds = math.inf if small else 60 * minutes
     clocks = {part: Clock(start + seconds * share) for part, share in ENDS.items()}
     checks = []
-    for case in check_cases(device):
+    for case in gpu_cases.cases(usable_backends(device), device):
         # The default kernels are always checked; the others while there is time, and if not are not measured.
         if case["backend"] in DEFAULTS or clocks["checks"].room():
             checks.append(check(case, device))

@@ -8,7 +8,8 @@ import torch
 from tasks.bench import gpu
 
 CPU = torch.device("cpu")
-CASE = {"backend": "flex", "dtype": "bfloat16", "length": 3, "heads": 2, "kv_heads": 1, "head_dim": 8}
+CASE = {"backend": "flex", "dtype": "bfloat16", "kind": "causal", "length": 3}
+CASE |= {"heads": 2, "kv_heads": 1, "head_dim": 8}
 
 
 def raising(error):
@@ -31,16 +32,15 @@ def test_what_a_kernel_raises_is_noted_in_one_line(monkeypatch, error, failed):
 
 def test_a_default_kernel_that_fails_stops_the_run_before_anything_is_measured(monkeypatch):
     monkeypatch.setattr(gpu, "exclusive_attention", raising(RuntimeError("no device code")))
-    monkeypatch.setattr(gpu, "check_cases", lambda device: iter([{**CASE, "backend": "sdpa"}]))
+    monkeypatch.setattr(gpu.gpu_cases, "cases", lambda *args: iter([{**CASE, "backend": "sdpa"}]))
     with pytest.raises(gpu.WrongKernelError, match=r"1 of 1 checks failed.*no device code"):
         gpu.run(CPU, small=True)
 
 
 def test_another_backend_that_fails_is_left_out_and_counted(monkeypatch):
     measured = []
-    monkeypatch.setattr(
-        gpu, "check_cases", lambda device: iter([{**CASE, "backend": b} for b in ("sdpa", "flex")])
-    )
+    both = [{**CASE, "backend": backend} for backend in ("sdpa", "flex")]
+    monkeypatch.setattr(gpu.gpu_cases, "cases", lambda *args: iter(both))
     monkeypatch.setattr(
         gpu, "check", lambda case, device: case | {"ok": case["backend"] == "sdpa", "worst_error": 1.0}
     )
@@ -63,9 +63,28 @@ def test_no_piece_starts_that_would_not_end_in_time(monkeypatch):
     assert not clock.room()
 
 
-def test_every_backend_is_checked_and_those_compiled_for_every_case_only_a_little(monkeypatch):
-    monkeypatch.setattr(gpu, "usable_backends", lambda device: ["reference", "sdpa", "flex"])
-    cases = list(gpu.check_cases(torch.device("cuda")))
+def test_every_backend_is_checked_and_those_compiled_for_every_case_only_a_little():
+    cases = list(gpu.gpu_cases.cases(["reference", "sdpa", "flex"], torch.device("cuda")))
     assert {c["dtype"] for c in cases if c["backend"] == "sdpa"} == {"float32", "bfloat16", "float16"}
     assert 1 in {c["length"] for c in cases if c["backend"] == "sdpa"}
+    assert {c["kind"] for c in cases} == {"causal", *gpu.gpu_cases.KINDS}
     assert 0 < sum(c["backend"] == "flex" for c in cases) <= 2
+
+
+@pytest.mark.parametrize("kind", gpu.gpu_cases.KINDS)
+@pytest.mark.parametrize("wrong", [False, True])
+def test_every_kind_is_right_here_and_a_wrong_strength_is_noticed(monkeypatch, kind, wrong):
+    case = {"backend": "sdpa", "dtype": "float32", "kind": kind, "length": 30}
+    case |= {"heads": 4, "kv_heads": 2, "head_dim": 16}
+    if wrong:
+        right = gpu.exclusive_attention
+        monkeypatch.setattr(
+            gpu, "exclusive_attention", lambda *args, **kw: right(*args, **{**kw, "strength": 0.9})
+        )
+        if kind == "learned strength":  # then the parameter has no gradient at all
+            monkeypatch.setattr(
+                gpu,
+                "exclusive_attention",
+                lambda *a, **kw: right(*a, **{**kw, "strength": kw["strength"] * 0.9}),
+            )
+    assert gpu.check(case, CPU)["ok"] is not wrong
