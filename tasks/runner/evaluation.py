@@ -83,8 +83,9 @@ def journal_of(
     It lies in the run's own folder; for any other model, or a run that cannot be written to, in the cache.
     """
     path = trained_path(checkpoint)
-    run = path.parent.parent if path.is_file() else path
-    if (run / "checkpoints").is_dir() and os.access(run, os.W_OK):
+    around = [path, *path.absolute().parents[:2]]  # a run, or a checkpoint in one
+    run = next((place for place in around if (place / "checkpoints").is_dir()), None)
+    if run is not None and os.access(run, os.W_OK):
         folder = run / "evaluation"
     else:
         folder = cache_root() / "evaluation" / facts.weights_sha256[:16]

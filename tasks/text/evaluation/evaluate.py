@@ -7,6 +7,7 @@ import importlib.metadata
 import logging
 import math
 import os
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -121,8 +122,14 @@ def _one_task(model: Any, name: str, task: Any, limit: int | None) -> TaskScores
     task.set_fewshot_seed(seed=1234)  # the harness's own; without it, it warns
     try:
         found = evaluate(lm=model, task_dict={"tasks": {name: task}}, limit=limit, bootstrap_iters=BOOTSTRAPS)
-    except ValueError as error:
-        raise UserError(f"task {name}: {' '.join(str(error).split())}") from error
+    except Exception as error:
+        if isinstance(error, UserError) or not (isinstance(error, ValueError) or _of_documents(error)):
+            raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+        raise UserError(
+            f"task {name}: the harness cannot use its documents ({reason}); expected the columns and values "
+            "of its data set on the hub"
+        ) from error
     metrics, stderr = _numbers(found["results"][name])
     primary = primary_metric(name, list(metrics))
     better = found["higher_is_better"].get(name, {}).get(primary.partition("@")[0])
@@ -142,6 +149,14 @@ def _one_task(model: Any, name: str, task: Any, limit: int | None) -> TaskScores
         cut_contexts=model.counts.cut_contexts,
         split_continuations=model.counts.split_continuations,
     )
+
+
+def _of_documents(error: BaseException) -> bool:
+    """Tell whether an error came from what the harness does with documents, not from our adapter."""
+    from tasks.text.evaluation import harness
+
+    frames = traceback.walk_tb(error.__traceback__)
+    return all(frame.f_code.co_filename != harness.__file__ for frame, _ in frames)
 
 
 def _name(key: str) -> str:

@@ -181,3 +181,26 @@ def test_the_public_documents_are_read_whole() -> None:
     assert rows["boolq"] == 3270
     assert rows["lambada_openai"] == 5153
     assert rows["winogrande"] == 1267
+
+
+def test_documents_that_the_harness_stumbles_over_are_one_line_and_our_own_faults_are_not(
+    byte_model: Trained, made_up_documents: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tasks.text.evaluation.scoring import Scorer
+
+    def evaluated() -> None:
+        evaluate_tasks(byte_model, ["piqa"], data_dir=str(made_up_documents), limit=1)
+
+    def fails(*arguments: Any, **options: Any) -> None:
+        raise KeyError("gold")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lm_eval.api.task.ConfigurableTask.process_results", fails)
+        with pytest.raises(
+            UserError, match=r"task piqa: the harness cannot use .*KeyError: 'gold'"
+        ) as caught:
+            evaluated()
+    assert "\n" not in str(caught.value)
+    monkeypatch.setattr(Scorer, "__call__", fails)
+    with pytest.raises(KeyError, match="gold"):
+        evaluated()
