@@ -13,7 +13,7 @@ from torch import Tensor
 from xsa_core.attention import backends, documents, flex, fused, projection, xformers_pair
 from xsa_core.attention import sinks as sink_merging
 from xsa_core.attention.masks import Mask, resolve_mask
-from xsa_core.attention.precision import autocast_dtype, without_autocast
+from xsa_core.attention.precision import autocast_dtype, bias_as, without_autocast
 from xsa_core.attention.projection import Strength
 from xsa_core.attention.reference import reference_attention, reference_exclude
 
@@ -219,7 +219,7 @@ def _dense_bias(q, S, mask, bias):
     B, T = q.shape[:2]
     dense = None
     if bias is not None:
-        dense = bias if bias.dtype in (q.dtype, torch.float32) else bias.to(torch.float32)
+        dense = bias if bias.dtype in (q.dtype, torch.float32) else bias_as(bias, torch.float32)
         dense = dense.reshape((1,) * (4 - dense.dim()) + dense.shape)
         dense = dense.expand(*dense.shape[:2], T, S)
     if mask.features:
@@ -235,7 +235,7 @@ def _autocast(q, k, v, own_v, bias, sinks):
         return q, k, v, own_v, bias, sinks
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     own_v = None if own_v is None else own_v.to(dtype)
-    bias = None if bias is None else bias.to(dtype)
+    bias = None if bias is None else bias_as(bias, dtype)
     sinks = None if sinks is None else (sinks[0].to(dtype), sinks[1].to(dtype))
     return q, k, v, own_v, bias, sinks
 

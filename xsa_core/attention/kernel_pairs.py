@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from xsa_core.attention.documents import Packed
+from xsa_core.attention.precision import bias_as
 from xsa_core.attention.projection import accumulation_dtype
 
 aten = torch.ops.aten
@@ -153,15 +154,6 @@ def _flash_cuda_backward(dy, q, k, v, y, lse, bias, state, causal, scale, dropou
         scale=scale,
     )
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2), None
-
-
-def bias_as(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bias in another dtype; a finite entry below its range becomes its lowest number, never -inf, which
-    would hide the key instead of disfavouring it."""
-    if bias.dtype == dtype:
-        return bias
-    cast = bias.to(dtype)
-    return cast.masked_fill_((cast == -torch.inf) & (bias != -torch.inf), torch.finfo(dtype).min)
 
 
 def aligned_bias(bias: Tensor | None, q: Tensor, S: int) -> Tensor | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 
 import torch
+from torch import Tensor
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -27,3 +28,12 @@ def without_autocast(device: torch.device) -> contextlib.AbstractContextManager:
     if autocast_dtype(device) is None:
         return contextlib.nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+def bias_as(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bias in another dtype; a finite entry below its range becomes its lowest number, never -inf, which
+    would hide the key instead of disfavouring it."""
+    if bias.dtype == dtype:
+        return bias
+    cast = bias.to(dtype)
+    return cast.masked_fill_((cast == -torch.inf) & (bias != -torch.inf), torch.finfo(dtype).min)

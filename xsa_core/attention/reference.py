@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from xsa_core.attention.masks import Mask
+from xsa_core.attention.precision import bias_as
 from xsa_core.attention.projection import Strength, accumulation_dtype, expand_strength, unit_and_inverse_norm
 
 
@@ -50,7 +51,7 @@ def reference_attention(
     scale = 1 / math.sqrt(Dk) if scale is None else scale
     logits = torch.einsum("bthd,bshd->bhts", qa, ka) * scale
     if bias is not None:
-        logits = logits + bias.to(acc)
+        logits = logits + bias_as(bias, acc)
     if mask is not None:
         logits = logits.masked_fill(~mask.to_dense(B, T, S, q.device), -torch.inf)
     if sinks is not None:

@@ -7,9 +7,21 @@ import torch
 from operator_oracle import correlated
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from xsa_core.attention import exclusive_attention
+from xsa_core.attention import Mask, exclusive_attention
 
 B, T, H, Hkv, D = 2, 64, 4, 2, 32
+
+
+IDS = torch.arange(T) // 40
+OPTIONS = {
+    "causal": {"causal": True},
+    "full": {"causal": False},
+    "documents": {"causal": True, "mask": Mask.documents(IDS)},
+    "one document": {"causal": True, "mask": Mask.documents(IDS * 0)},
+    "padding": {"mask": Mask.padding(torch.arange(T)[None] < torch.tensor([[T], [9]]))},
+    "bias": {"bias": torch.zeros(T, T)},
+    "dropout": {"dropout_p": 0.1},
+}
 
 
 def saved_bytes(strength, dtype, **options):
@@ -32,10 +44,10 @@ def saved_bytes(strength, dtype, **options):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("strength", [1.0, 0.5], ids=str)
-@pytest.mark.parametrize("options", [{"causal": True}, {"causal": False}], ids=str)
+@pytest.mark.parametrize("options", OPTIONS)
 def test_one_scalar_per_token_and_head_is_all_that_is_saved_beyond_plain_attention(dtype, strength, options):
-    plain, _ = saved_bytes(None, dtype, **options)
-    exclusive, _ = saved_bytes(strength, dtype, **options)
+    plain, _ = saved_bytes(None, dtype, **OPTIONS[options])
+    exclusive, _ = saved_bytes(strength, dtype, **OPTIONS[options])
     assert 0 < exclusive - plain <= 4 * B * T * H
 
 

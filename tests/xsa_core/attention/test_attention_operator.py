@@ -1,7 +1,5 @@
 """The operator against an explicit per-head loop in float64."""
 
-import itertools
-
 import pytest
 import torch
 from operator_oracle import assert_close, causal_visible, correlated, gradients, loop_attention
@@ -234,14 +232,16 @@ def test_a_single_token_has_nothing_left(backend, dtype):
     assert all(torch.isfinite(g).all() for g in grads)
 
 
-def test_later_tokens_do_not_change_earlier_outputs():
-    q, k, v = inputs(1, 12, 12, 2, 1, 8, 8)
-    before = exclusive_attention(q, k, v, causal=True)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_later_tokens_do_not_change_earlier_outputs(backend, dtype):
+    q, k, v = (t.to(dtype) for t in inputs(1, 12, 12, 2, 1, 8, 8))
+    before = exclusive_attention(q, k, v, causal=True, backend=backend)
     for t in range(1, 12):
         later = [x.clone() for x in (q, k, v)]
         for x in later:
             x[:, t:] += 1.0
-        after = exclusive_attention(*later, causal=True)
+        after = exclusive_attention(*later, causal=True, backend=backend)
         assert torch.equal(before[:, :t], after[:, :t])
         assert not torch.allclose(before[:, t:], after[:, t:])
 
@@ -302,22 +302,39 @@ def test_wrong_shapes_are_refused_with_what_was_expected(change, message):
         exclusive_attention(**made)
 
 
-@pytest.mark.parametrize("pair", list(itertools.combinations(BACKENDS, 2)))
-def test_masks_go_through_every_backend_alike(pair):
-    q, k, v = inputs(2, 9, 9, 4, 2, 8, 8)
-    padding = torch.arange(9)[None] < torch.tensor([[9], [6]])
-    masks = {
-        "prefix": Mask.prefix(torch.tensor([3, 0])),
-        "padding": Mask.padding(padding) & Mask.causal(),
-        "window": Mask.window(3) & Mask.causal(),
-        "documents": Mask.documents(torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2])) & Mask.causal(),
-        "diag": Mask.causal(exclude_self=True),
-    }
-    for name, mask in masks.items():
-        first, second = (
-            gradients(
-                lambda q, k, v, b=b, m=mask: exclusive_attention(q, k, v, mask=m, backend=b), (q, k, v), q
-            )
-            for b in pair
+MASKS = {
+    "prefix": Mask.prefix(torch.tensor([3, 0])),
+    "padding": Mask.padding(torch.arange(9)[None] < torch.tensor([[9], [6]])) & Mask.causal(),
+    "window": Mask.window(3) & Mask.causal(),
+    "documents": Mask.documents(torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2])) & Mask.causal(),
+    "diag": Mask.causal(exclude_self=True),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks_go_through_every_backend_and_dtype_alike(backend, dtype, mask):
+    chosen = MASKS[mask]
+    visible = chosen.to_dense(2, 9, 9, "cpu")[:, 0].expand(2, 9, 9)
+    compare(
+        dtype,
+        inputs(2, 9, 9, 4, 2, 8, 8),
+        lambda q, k, v: exclusive_attention(q, k, v, mask=chosen, backend=backend),
+        lambda q, k, v: loop_attention(q, k, v, visible=visible),
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_strength_zero_is_plain_attention_bit_for_bit_on_every_backend(backend, dtype):
+    q, k, v = (t.to(dtype) for t in inputs(2, 33, 33, 4, 2, 16, 16))
+    zero, plain = (
+        gradients(
+            lambda q, k, v, s=s: exclusive_attention(q, k, v, causal=True, strength=s, backend=backend),
+            (q, k, v),
+            q,
         )
-        assert_close(first, second, torch.float64), name
+        for s in (0.0, None)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(zero, plain, strict=True))

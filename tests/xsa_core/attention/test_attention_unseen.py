@@ -15,7 +15,8 @@ from xsa_core.attention import (
     attention_with_lse,
     exclusive_attention,
 )
-from xsa_core.attention.kernel_pairs import PAIRS, aligned_bias, bias_as, clear_unseen_
+from xsa_core.attention.kernel_pairs import PAIRS, aligned_bias, clear_unseen_
+from xsa_core.attention.precision import bias_as
 from xsa_core.attention.variants import VARIANTS, Call, build_variant
 
 B, T, H, Hkv, D = 2, 6, 4, 2, 8
@@ -236,6 +237,19 @@ def test_a_finite_bias_never_becomes_infinite_in_a_smaller_dtype():
     bias = torch.tensor([0.5, -1e30, -INF, torch.finfo(torch.float32).min], dtype=torch.float32)
     lowest = torch.finfo(torch.float16).min
     assert bias_as(bias, torch.float16).tolist() == [0.5, lowest, -INF, lowest]
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+def test_nor_does_it_under_autocast_or_from_float64(backend):
+    """A row of equal, very low numbers is a row of equal weights, not one that sees nothing."""
+    q, k, v = (correlated(1, 4, 1, 8, seed=i).float() for i in range(3))
+    plain = exclusive_attention(q * 0, k, v, strength=None, backend=backend)
+    low = torch.full((4, 4), -1e30)
+    wide = exclusive_attention(q * 0, k, v, bias=low.double() * 1e100, strength=None, backend=backend)
+    torch.testing.assert_close(wide, plain)
+    with torch.autocast("cpu", dtype=torch.float16):
+        half = exclusive_attention(q * 0, k, v, bias=low, strength=None, backend=backend)
+    torch.testing.assert_close(half.float(), plain, rtol=0.01, atol=0.01)
 
 
 @pytest.mark.parametrize("S", [5, 16, 48])
