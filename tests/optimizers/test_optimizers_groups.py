@@ -9,6 +9,7 @@ from torch import nn
 
 from optimizers.build import BUILDERS, build_optimizer
 from optimizers.groups import DECAYED, assign
+from xsa_core import Encoder, EncoderConfig
 from xsa_core.roles import ParameterRole, Role
 
 UNDECAYED = {Role.NORM, Role.BIAS, Role.STRENGTH, Role.SINK}
@@ -53,20 +54,47 @@ def test_only_matrices_and_embeddings_decay(decoder: Callable, settings: Callabl
     assert decay == {id(a.parameter): a.weight_decay for a in assignments}
 
 
-def test_muon_takes_hidden_matrices_alone(decoder: Callable, settings: Callable) -> None:
+@pytest.mark.parametrize("kind", ["muon", "muon_torch"])
+def test_muon_takes_hidden_matrices_alone(decoder: Callable, settings: Callable, kind: str) -> None:
     model = decoder(tie_embeddings=False)
     by_algorithm: dict[str, set[Role]] = {}
-    for a in assign(model, settings("muon")):
+    for a in assign(model, settings(kind)):
         by_algorithm.setdefault(a.algorithm, set()).add(a.role.role)
     assert by_algorithm["muon"] == {Role.HIDDEN_MATRIX}
     assert by_algorithm["adamw"] >= {*UNDECAYED, Role.EMBEDDING, Role.HEAD}
-    optimizer = build_optimizer(model, settings("muon"))
+    optimizer = build_optimizer(model, settings(kind))
     muon = {id(p) for group in optimizer.param_groups if group["use_muon"] for p in group["params"]}
     names = {name for name, p in model.named_parameters() if id(p) in muon}
     assert names
     assert not [
         name for name in names if "embed" in name or "head.weight" in name or "norm" in name or "bias" in name
     ]
+
+
+VARIANTS = ("sa", "xsa", "xsa_learned", "random_direction", "mean_direction", "head_norm", "diag_masked")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_each_parameter_of_each_model_follows_its_kind(
+    decoder: Callable, settings: Callable, kind: str, name: str, variant: str
+) -> None:
+    """By name, without looking at roles: matrices and embeddings decay, hidden matrices take Muon."""
+    if kind == "decoder":
+        model = decoder(variant=variant, tie_embeddings=False, qk_norm=True)
+    else:
+        sizes = {"n_layers": 2, "d_model": 16, "n_heads": 4, "max_seq_len": 8}
+        model = Encoder(EncoderConfig(**sizes, variant=variant, bias=True, n_sinks=2, qk_norm=True))
+    hidden = ("qkv.weight", "out.weight", "up.weight", "down.weight")
+    assignments = assign(model, settings(name))
+    assert len(assignments) == len(list(model.parameters()))
+    for a in assignments:
+        is_hidden = a.name.endswith(hidden)
+        is_embedding = a.name in {"embedding.weight", "head.weight"}
+        assert a.algorithm == ("muon" if is_hidden and name != "adamw" else "adamw"), a.name
+        assert a.weight_decay == (0.1 if is_hidden or is_embedding else 0.0), a.name
+    assert sum(a.name.endswith(hidden) for a in assignments) == 8
 
 
 def test_muons_adam_may_have_a_rate_of_its_own(decoder: Callable, settings: Callable) -> None:
