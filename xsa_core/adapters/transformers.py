@@ -8,7 +8,8 @@ saved needs this import before it is loaded; without it, transformers refuses to
 """
 
 from xsa_core.adapters.hf.adapter import ADAPTER
-from xsa_core.adapters.hf.install import NAMES, install
+from xsa_core.adapters.hf.install import install
+from xsa_core.adapters.hf.marks import NAMES
 
 install()
 

@@ -56,7 +56,7 @@ class TransformersAdapter:
 
     def attach(self, model: nn.Module, found: Sequence[Found], settings: Settings) -> None:
         """See :class:`xsa_core.adapters.base.Adapter`."""
-        from xsa_core.adapters.hf import install
+        from xsa_core.adapters.hf import install, marks
 
         install.install()
         for row in found:
@@ -64,23 +64,23 @@ class TransformersAdapter:
             module.add_module(CHILD, build_exclusion(module, *self._sizes(row, settings), settings))
             module.calls = {}
             module.__class__ = converted_class(type(module), InterfaceLayer)
-        for config in install.configs(found):
-            install.name_function(config, settings.backend)
+        for config in marks.configs(found):
+            marks.name_function(config, settings.backend)
 
     def detach(self, model: nn.Module, found: Sequence[Found]) -> None:
         """See :class:`xsa_core.adapters.base.Adapter`."""
-        from xsa_core.adapters.hf import install
+        from xsa_core.adapters.hf import marks
 
         for row in found:
             original = plain_class(row.module)
             del row.module._modules[CHILD], row.module.calls
             row.module.__class__ = original
-        for config in install.configs(found):
+        for config in marks.configs(found):
             others = [m for m in model.modules() if getattr(m, "config", None) is config]
             if not any(CHILD in m._modules for m in others):
-                install.name_plain_function(config)
+                marks.name_plain_function(config)
         if not any(isinstance(m, Exclusion) for m in model.modules()) and hasattr(model, "config"):
-            install.forget(model.config)
+            marks.forget(model.config)
 
     def coverage(self) -> list[Coverage]:
         """See :class:`xsa_core.adapters.base.Adapter`."""

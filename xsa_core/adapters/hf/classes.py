@@ -32,8 +32,8 @@ _PARTS = re.compile(r"output|adapter|intermediate|norm|mask|bias|gate$|mlp$", re
 # (pattern over class names, pattern over the last parts of the module path, kind): what is no self attention.
 _ROLES = (
     (
-        r"cross|encdec|injector|attentionmap",
-        r"cross|encoder_attn|EncDecAttention|enc_attn|encoder_attention",
+        r"cross|encdec|injector|attentionmap|attentionresidual",
+        r"cross|encoder_attn|EncDecAttention|enc_attn|encoder_attention|token_to_image|image_to_token|x_attn",
         "cross",
     ),
     (r"pool(er|ing)|perceiver|resampler|qformer.*cross|probe", r"attention_pool|attn_pool", "pooling"),
@@ -42,6 +42,7 @@ _ROLES = (
         r"",
         "linear",
     ),
+    (r"multiscaleattention$|segformerattention", r"", "subsampled"),
     (r"channel", r"channel_(attn|attention)", "channel"),
     (r"classattention", r"", "class"),
     (r"gatedattention|attentiongrucell", r"", "gate"),

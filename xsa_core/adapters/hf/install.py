@@ -16,19 +16,15 @@ config.json then holds `attn_implementation`, a name that transformers refuses a
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
-from typing import Any
 
-from torch import nn
-
-from xsa_core.adapters.base import SELF, UNSUPPORTED, Found, Settings
-from xsa_core.adapters.exclusion import CHILD, Exclusion, guard_loading
+from xsa_core.adapters.base import SELF
+from xsa_core.adapters.exclusion import Exclusion
 from xsa_core.adapters.hf import attention, masks
-from xsa_core.adapters.hf.adapter import ADAPTER, FUSED, IMPLEMENTATIONS
+from xsa_core.adapters.hf.adapter import ADAPTER, FUSED
 from xsa_core.adapters.hf.attention import MARK
 from xsa_core.adapters.hf.layer import recording
+from xsa_core.adapters.hf.marks import NAMES, configs, mark_plain_parts, read_mark, write_mark
 
-NAMES = (*IMPLEMENTATIONS.values(), FUSED)
 _installed = False
 
 
@@ -52,162 +48,6 @@ def install() -> None:
     _installed = True
 
 
-def configs(found: Iterable[Found]) -> list[Any]:
-    """The configs of these modules, each once."""
-    return list({id(row.module.config): row.module.config for row in found}.values())
-
-
-def name_function(config: Any, backend: str = "auto", name: str | None = None) -> None:
-    """Let the modules of a config attend by our function: the one that replaces the present one.
-
-    Args:
-        backend: of the layers; one that was asked for needs the fused operator.
-        name: of the function, instead.
-    """
-    present = config._attn_implementation
-    if name is None:
-        name = present if present in NAMES else IMPLEMENTATIONS.get(present, FUSED)
-        if name == "xsa_eager" and backend != "auto":
-            name = "xsa_sdpa"
-    if present not in NAMES:
-        setattr(config, MARK, {"replaces": present})
-    elif getattr(config, MARK, None) is None:
-        setattr(config, MARK, {"replaces": name.replace("xsa_", "").replace("flash", "sdpa")})
-    config._attn_implementation_internal = name
-
-
-def name_plain_function(config: Any) -> None:
-    """Let the modules of a config attend as before the conversion."""
-    mark = getattr(config, MARK, None) or {}
-    if config._attn_implementation in NAMES:
-        config._attn_implementation_internal = mark.get("replaces") or "sdpa"
-    forget(config)
-
-
-def forget(config: Any) -> None:
-    """Take from a config, and from its parts, what it says of a conversion."""
-    for name in (MARK, "attn_implementation"):
-        config.__dict__.pop(name, None)
-    for part in (getattr(config, name, None) for name in config.sub_configs):
-        if part is not None:
-            forget(part)
-
-
-def write_mark(model: nn.Module) -> None:
-    """Let the config of a model say which of its layers are converted, and how.
-
-    The root says it for all: parts may hold copies of configs that are never written.
-    """
-    rows = [row for row in ADAPTER.find(model) if row.kind == SELF]
-    layers = [
-        {"path": row.path, "variant": e.variant_name, "strength": e.strength, "backend": e.backend}
-        for row, e in ((row, row.module._modules.get(CHILD)) for row in rows)
-        if isinstance(e, Exclusion)
-    ]
-    if not layers:
-        forget(model.config)
-        return
-    if len(layers) == len(rows) and len({(x["variant"], x["strength"], x["backend"]) for x in layers}) == 1:
-        layers = [{**layers[0], "path": "*"}]
-    setattr(model.config, MARK, {**(getattr(model.config, MARK, None) or {}), "layers": layers})
-    model.config.attn_implementation = _implementations(model.config, _names_in_use(rows))
-
-
-def _names_in_use(rows: Sequence[Found]) -> list[str]:
-    return [c._attn_implementation for c in configs(rows) if c._attn_implementation in NAMES]
-
-
-def _implementations(config: Any, used: Sequence[str]) -> str | dict[str, Any]:
-    """The attention functions of a config and its parts, as transformers reads them from a file.
-
-    Where only copies of a config name one of ours (T5), the root does, so that it is refused without us.
-    """
-
-    def of(part: Any) -> str | dict[str, Any]:
-        parts = {name: getattr(part, name, None) for name in part.sub_configs}
-        inner = {name: of(each) for name, each in parts.items() if each is not None}
-        return {"": part._attn_implementation, **inner} if inner else part._attn_implementation
-
-    found = of(config)
-    if any(repr(name) in repr(found) for name in NAMES):
-        return found
-    return {**found, "": used[0]} if isinstance(found, dict) else used[0]
-
-
-def read_mark(model: nn.Module) -> None:
-    """Convert what the config of a model says is converted, while the model is built.
-
-    Parts of a model are built before it, and see only the ends of the paths: what they make of them is
-    corrected by the model around them.
-
-    Raises:
-        ValueError: the config says exclusive and the attention function asked for is a plain one.
-    """
-    found = ADAPTER.find(model)
-    rows = [row for row in found if row.kind == SELF]
-    layers = (getattr(model.config, MARK, None) or {}).get("layers")
-    if layers is not None:
-        _refuse_plain(model.config)
-        for row in rows:
-            _make(model, row, _saved(layers, row.path))
-    else:
-        for row in found:
-            config = getattr(row.module, "config", model.config)
-            if row.kind == UNSUPPORTED and getattr(config, "_attn_implementation", None) in NAMES:
-                raise ValueError(f"{row.path} ({row.cls}) cannot be converted: {row.reason}")
-        for config in configs(rows):
-            if config._attn_implementation in NAMES and getattr(config, MARK, None) is None:
-                name_function(config)
-                for row in (row for row in rows if row.module.config is config):
-                    _make(model, row, {})
-    guard_loading(model)
-
-
-def _refuse_plain(config: Any) -> None:
-    """Refuse a plain attention function that was asked for by name, or would be the default."""
-    parts = [getattr(config, name, None) for name in config.sub_configs]
-    names = {c._attn_implementation for c in (config, *parts) if c is not None}
-    if not names & set(NAMES):
-        asked = config._attn_implementation
-        raise ValueError(
-            f"this checkpoint is exclusive, and attn_implementation={asked!r} is not: use one of "
-            f"{', '.join(NAMES)}, or remove {MARK!r} and 'attn_implementation' from its config.json to load "
-            "it as a plain model"
-        )
-
-
-def _saved(layers: Sequence[dict[str, Any]], path: str) -> dict[str, Any] | None:
-    """What was saved for a path: the same one, or the longest that is its end or has it as its end."""
-    fits = [
-        x
-        for x in layers
-        if x["path"] in ("*", path) or path.endswith(f".{x['path']}") or x["path"].endswith(f".{path}")
-    ]
-    exact = [x for x in fits if x["path"] == path]
-    return (exact or sorted(fits, key=lambda x: -len(x["path"])) or [None])[0]
-
-
-def _make(model: nn.Module, row: Found, wanted: dict[str, Any] | None) -> None:
-    """Convert one layer as it was saved; make it plain where it was not converted."""
-    present = row.module._modules.get(CHILD)
-    if wanted is None:
-        if present is not None:
-            ADAPTER.detach(model, [row])
-        return
-    strength = wanted.get("strength")
-    settings = Settings(
-        wanted.get("variant", "xsa"), 1.0 if strength is None else strength, wanted.get("backend", "auto")
-    )
-    if present is not None:
-        if (present.variant_name, present.backend) == (settings.variant, settings.backend):
-            if present.strength is not None:
-                present.set_strength(settings.strength)
-            return
-        ADAPTER.detach(model, [row])
-    ADAPTER.check(model, [row], settings)
-    ADAPTER.attach(model, [row], settings)
-
-
 def _set_attn_implementation(plain):
     @functools.wraps(plain)
     def set_attn_implementation(self, attn_implementation, *args, **kwargs):
@@ -220,6 +60,7 @@ def _set_attn_implementation(plain):
             _complete(self, rows, before, convert)
         elif attn_implementation in NAMES:
             convert(self)  # none of its attention took the name: say which and why
+        mark_plain_parts(ADAPTER.find(self))
         for config, _ in before.values():
             if config._attn_implementation not in NAMES and getattr(config, MARK, None) is not None:
                 mine = {r.path for r in rows if r.module.config is config}

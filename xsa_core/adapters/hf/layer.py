@@ -80,6 +80,13 @@ class InterfaceLayer(ConvertedLayer):
                 setattr(cache, WANTED, None)
             del self.calls[here]
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Unpickled in another process, the names in the configs must be known there."""
+        from xsa_core.adapters.hf.install import install
+
+        install()
+        super().__setstate__(state)  # type: ignore[misc]
+
     def _is_cross(self, args: tuple, kwargs: dict) -> bool:
         for place, name in foreign_arguments(type(self).original):
             given = kwargs.get(name) if name in kwargs else (args[place] if place < len(args) else None)

@@ -1,9 +1,9 @@
-"""Walk over every model type of transformers: python -m xsa_core.adapters.hf.walk [TYPE ...]
+"""Walk over every model type of transformers: python -m xsa_core.adapters.hf.walk [TYPE ... | I/N]
 
 Builds one model of each type on the meta device from its default config, cut to a few layers, looks for its
 attention, and where all of it can be converted, converts it and runs it once (on the meta device too, so that
 shapes are checked and nothing is computed). Writes what it found to `coverage.json`, which is the coverage
-table; takes some minutes.
+table; takes some minutes. With types, or with a part such as 1/8, only their entries are written anew.
 """
 
 from __future__ import annotations
@@ -65,23 +65,32 @@ def look(model: nn.Module) -> dict[str, Any]:
     classes: dict[str, dict[str, str]] = {}
     for row in rows:
         cls = plain_class(model.get_submodule(row.path))
-        classes.setdefault(
-            f"{cls.__module__}.{cls.__qualname__}",
-            {"kind": row.kind, "reason": row.reason, "adapter": row.adapter, "path": row.path},
-        )
+        entry = {"kind": row.kind, "reason": row.reason, "adapter": row.adapter, "path": row.path}
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        before = classes.get(name, entry)
+        if {before["kind"], row.kind} == {
+            SELF,
+            UNSUPPORTED,
+        }:  # one class, converted in one place, not in another
+            before, entry = (before, entry) if before["kind"] == SELF else (entry, before)
+            before["elsewhere"] = entry["reason"]
+        elif row.kind == SELF != before["kind"]:
+            before = entry
+        classes[name] = before
     for path, module in unknown:
         name = f"{type(module).__module__}.{type(module).__qualname__}"
         reason = "no adapter knows it"
         classes.setdefault(name, {"kind": UNSUPPORTED, "reason": reason, "adapter": "", "path": path})
-    kinds = {c["kind"] for c in classes.values()}
-    return {"convertible": SELF in kinds and UNSUPPORTED not in kinds, "classes": classes}
+    kinds = {row.kind for row in rows}
+    refused = UNSUPPORTED in kinds or bool(unknown)
+    return {"convertible": SELF in kinds and not refused, "classes": classes}
 
 
 def run(model: nn.Module) -> list[str]:
     """Convert a model on the meta device and run it; the attention classes that were seen to attend."""
     from xsa_core.adapters.registry import convert, converted_layers
 
-    convert(model)
+    convert(model.to(torch.bfloat16))  # experts multiply in nothing else on the meta device
     model.set_attn_implementation("xsa_eager")
     seen: set[str] = set()
     for path, exclusion in converted_layers(model).items():
@@ -89,7 +98,8 @@ def run(model: nn.Module) -> list[str]:
         name = f"{cls.__module__}.{cls.__qualname__}"
         exclusion.observer = lambda *call, name=name: seen.add(name)
     with torch.device("meta"), torch.no_grad():
-        model(**example(model))
+        arguments = example(model)
+        model(**{k: x.bfloat16() if x.is_floating_point() else x for k, x in arguments.items()})
     return sorted(seen)
 
 
@@ -134,20 +144,21 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:160]}"
 
 
-def main(chosen: list[str]) -> None:
-    """Visit the types named, or all, and write the file."""
+def main(arguments: list[str]) -> None:
+    """Visit the types named, a part of all, or all, and write the file."""
     import transformers
     from transformers.utils import logging
 
     warnings.filterwarnings("ignore")
     logging.set_verbosity_error()
-    old = json.loads(FILE.read_text(encoding="utf-8"))["types"] if chosen and FILE.exists() else {}
     types = model_types()
-    entries = {
-        **old,
-        **{name: visit(name, cls) for name, cls in types.items() if not chosen or name in chosen},
-    }
-    content = {"transformers": transformers.__version__, "types": dict(sorted(entries.items()))}
+    chosen = list(types)
+    if arguments:
+        part, _, parts = arguments[0].partition("/")
+        chosen = sorted(types)[int(part) - 1 :: int(parts)] if parts else arguments
+    entries = {name: visit(name, types[name]) for name in chosen}
+    old = json.loads(FILE.read_text(encoding="utf-8"))["types"] if arguments and FILE.exists() else {}
+    content = {"transformers": transformers.__version__, "types": dict(sorted({**old, **entries}.items()))}
     with whole(FILE) as path:
         path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
