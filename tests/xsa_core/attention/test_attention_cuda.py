@@ -65,19 +65,62 @@ def test_sinks(dtype):
     compare(dtype, "auto", Mask.causal(), sinks=True)
 
 
-def test_bias_gets_its_gradient():
-    q, k, v = (correlated(1, 40, 2, 32, seed=i).float() for i in range(3))
-    bias = correlated(1, 2, 40, 40, seed=4, shared=0.0).float()
+@pytest.mark.parametrize(
+    "dtypes", [("float32", "float32"), ("bfloat16", "float32"), ("float16", "float16")], ids=str
+)
+@pytest.mark.parametrize(
+    "shape", [(1, 2, 40, 40), (2, 2, 40, 40), (40, 40), (2, 1, 1, 40), (1, 2, 40, 1)], ids=str
+)
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_bias_gets_its_gradient_and_a_row_that_sees_nothing_is_zero(dtypes, shape, with_sinks):
+    dtype, bias_dtype = (getattr(torch, name) for name in dtypes)
+    q, k, v = (correlated(2, 40, h, 32, seed=i).to(dtype) for i, h in enumerate((2, 1, 1)))
+    generator = torch.Generator().manual_seed(4)
+    bias = torch.randn(shape, generator=generator, dtype=torch.float64).to(bias_dtype)
+    if shape[-2:] == (40, 40):
+        bias[..., 7, :] = bias[..., 9, 1:] = -torch.inf
+    sinks = [correlated(3, 1, 1, 32, seed=i)[:, 0].to(dtype) for i in (7, 8)] if with_sinks else []
 
-    def call(q, k, v, b):
-        return exclusive_attention(q, k, v, bias=b, causal=True, backend="sdpa")
+    def call(backend):
+        def inner(q, k, v, b, *kept):
+            return exclusive_attention(q, k, v, bias=b, sinks=kept or None, backend=backend)
 
-    def slow(q, k, v, b):
-        return exclusive_attention(q, k, v, bias=b, causal=True, backend="reference")
+        return inner
 
-    found = gradients(call, [x.cuda() for x in (q, k, v, bias)], q.cuda())
-    expected = gradients(slow, [x.double() for x in (q, k, v, bias)], q.double())
-    assert_close([x.cpu() for x in found], expected, torch.float32)
+    leaves = [q, k, v, bias, *sinks]
+    found = gradients(call("sdpa"), [x.cuda() for x in leaves], q.cuda())
+    expected = gradients(call("reference"), [x.double() for x in leaves], q.double())
+    assert_close([x.cpu() for x in found], expected, dtype)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "xformers"])
+@pytest.mark.parametrize("offset", [1, 4, 8])
+def test_rows_at_any_address_are_taken(backend, offset):
+    if reason := BACKENDS[backend].unavailable():
+        pytest.skip(reason)
+    wide = [correlated(2, 33, h, 80, seed=h).bfloat16().cuda() for h in (4, 2, 2)]
+    views = [x[..., offset : offset + 64] for x in wide]
+    found = exclusive_attention(*views, causal=True, backend=backend)
+    expected = exclusive_attention(*(x.contiguous() for x in views), causal=True, backend=backend)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_dropout_repeats_with_its_seed_and_keeps_the_mean(dtype):
+    q, k, v = (correlated(1, 64, h, 64, seed=h).to(dtype).cuda() for h in (4, 2, 2))
+
+    def run(q, k, v):
+        torch.manual_seed(5)
+        return exclusive_attention(q, k, v, causal=True, dropout_p=0.3, backend="sdpa")
+
+    first, second = (gradients(run, (q, k, v), q) for _ in range(2))
+    assert all(torch.isfinite(x).all() for x in first)
+    assert_close(first, [x.double() for x in second], dtype, factor=4)
+    many = [x.expand(2000, -1, -1, -1) for x in (q, k, v)]
+    dropped = exclusive_attention(*many, causal=True, dropout_p=0.3, strength=None, backend="sdpa").double()
+    plain = exclusive_attention(q, k, v, causal=True, strength=None, backend="sdpa").double()
+    error = dropped.std(dim=0) / 2000**0.5 + 4 * torch.finfo(dtype).eps
+    assert ((dropped.mean(dim=0) - plain[0]).abs() <= 6 * error).all()
 
 
 def test_the_forward_keeps_one_scalar_per_token_and_head_more_than_plain_attention():
