@@ -42,15 +42,15 @@ def test_a_record_that_does_not_fit_leaves_the_old_one_and_no_other_file(fork, t
 
 
 SCRIPT = """
-mount -t tmpfs -o size=1400k tmpfs "$RUNS" && mount -t tmpfs -o size=4k tmpfs "$RECORDS" || exit 77
+mount -t tmpfs -o size="$SIZE" tmpfs "$RUNS" && mount -t tmpfs -o size=4k tmpfs "$RECORDS" || exit 77
 echo mounted
-"$@"; echo "checkpoint: $?"
+"$@"; echo "=== checkpoint: $?"
 ls "$RUNS"/*/checkpoints
 mount -o remount,size=64m "$RUNS"
-"$@"; echo "record: $?"
+"$@"; echo "=== record: $?"
 ls -A "$RECORDS"
 mount -o remount,size=64m "$RECORDS"
-"$@"; echo "room: $?"
+"$@"; echo "=== room: $?"
 cp "$RECORDS"/*.json "$OUT"
 """
 
@@ -68,6 +68,9 @@ def test_a_run_on_full_disks_says_so_each_time_and_ends_complete_when_there_is_r
     for name in ("runs", "records", "out"):
         (tmp_path / name).mkdir()
     places = {name.upper(): str(tmp_path / name) for name in ("runs", "records", "out")}
+    (file,) = lab.at("measure").train("loop.max_steps=2").run_directory.glob("checkpoints/*.pt")
+    # Room for two checkpoints and half of the one that is being written.
+    places["SIZE"] = str(file.stat().st_size * 5 // 2)
     words = lab.overrides(
         "loop.max_steps=8",
         "loop.checkpoint_every=2",
@@ -87,8 +90,8 @@ def test_a_run_on_full_disks_says_so_each_time_and_ends_complete_when_there_is_r
         check=False,
     )
     assert done.returncode == 0, done.stdout
-    first, rest = done.stdout.split("checkpoint: ")
-    second, third = rest.split("record: ")
+    first, rest = done.stdout.split("=== checkpoint: ")
+    second, third = rest.split("=== record: ")
     assert "Traceback" not in done.stdout
     (line,) = [line for line in first.splitlines() if "error: " in line]
     assert "make room, then run the same command" in line
@@ -96,7 +99,7 @@ def test_a_run_on_full_disks_says_so_each_time_and_ends_complete_when_there_is_r
     assert "resuming from step-" in second
     assert "the record cannot be written" in second
     assert "resuming from step-00000008.pt" in third
-    assert third.splitlines()[-1] == "room: 0"
+    assert third.splitlines()[-1] == "=== room: 0"
     (path,) = (tmp_path / "out").iterdir()
     record = read_record(path)
     assert record.status == "completed"
