@@ -23,6 +23,9 @@ Sinks = tuple[Tensor, Tensor]
 def exclude(y: Tensor, v: Tensor, strength: Strength = 1.0) -> Tensor:
     """Remove from ``y`` the part along the token's own value: ``z = y - s (y . vh) vh`` with ``vh = v/|v|``.
 
+    A zero value (largest entry below the dtype's smallest normal number) has no direction and removes nothing;
+    one with a NaN or infinite entry gives NaN for its token and the heads that use it, gradients too.
+
     Args:
         y: (B, T, H, D) attention output.
         v: (B, T, Hkv, D) the values that attention used, of the same tokens; head h uses value head h // (H /
@@ -68,6 +71,10 @@ def exclusive_attention(
 ) -> Tensor:
     """Exclusive self attention: ``z_i = y_i - s (y_i . vh_i) vh_i`` with ``y_i = sum_j a_ij v_j``
     (arXiv:2603.09078).
+
+    A query that sees nothing, its bias -inf for every key, has output 0 and no gradients. On the CPU packed
+    documents are attended each on its own where that is not slower, outside of compiled graphs: the same, bit
+    for bit, as separate sequences.
 
     Under autocast the inputs take its dtype; the sums inside stay in the accumulation type. The fused
     backends give first derivatives by reverse mode only: for second ones, and for ``torch.func`` transforms

@@ -7,7 +7,7 @@ import pytest
 import torch
 from operator_oracle import assert_close, correlated, gradients
 
-from xsa_core.attention import Mask, exclusive_attention
+from xsa_core.attention import Mask, attention_with_lse, exclusive_attention
 from xsa_core.attention.documents import packed_documents
 
 B, N = 2, 9
@@ -180,6 +180,23 @@ def test_packed_documents_equal_separate_sequences_bit_for_bit_on_the_cpu(
         assert_close(found, [x.double() for x in expected], dtype, factor=16)
     else:
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_the_log_sum_exp_of_packed_documents_is_theirs():
+    q, k, v = (correlated(2, 300, h, 8, seed=i) for i, h in enumerate((4, 2, 2)))
+    mask = Mask.documents(torch.arange(300) // 130) & Mask.causal()
+    assert packed_documents(mask, 2, 300, 300) is not None
+
+    def run(backend):
+        def call(q, k, v):
+            y, lse = attention_with_lse(q, k, v, mask=mask, backend=backend)
+            return torch.cat([y, lse.transpose(1, 2).unsqueeze(-1)], dim=-1)
+
+        return call
+
+    weight = correlated(2, 300, 4, 9, seed=5)
+    runs = [gradients(run(backend), (q, k, v), weight) for backend in ("sdpa", "reference")]
+    assert_close(*runs, torch.float64)
 
 
 @pytest.mark.parametrize("why", ["short", "returning", "window"])
