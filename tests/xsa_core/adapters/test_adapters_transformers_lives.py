@@ -17,6 +17,7 @@ from transformers_zoo import build, inputs, output  # noqa: E402
 
 import xsa_core.adapters.transformers as registered  # noqa: E402
 from xsa_core.adapters import convert, converted_layers, describe, revert, set_strength  # noqa: E402
+from xsa_core.adapters.hf.layer import OwnValues, thread  # noqa: E402
 
 EPS = torch.finfo(torch.float32).eps
 NAMES = ["gpt2", "llama", "bert", "vit", "t5"]
@@ -320,6 +321,36 @@ def test_half_precision_gives_what_it_allows(name, implementation):
     half = run(some.to(torch.bfloat16), name).float()
     expected = run(model(name), name)
     assert (half - expected).abs().mean() < 8 * torch.finfo(torch.bfloat16).eps * expected.abs().mean()
+
+
+def test_the_flash_style_takes_the_masks_of_flash_attention():
+    """Models that ask for a flash implementation by name may hand over `B S`, true for real tokens."""
+    from xsa_core.adapters.hf.attention import xsa_flash
+
+    attention = convert(build("llama")).model.layers[0].self_attn
+    attention.calls[thread()] = OwnValues()
+    q = torch.randn(2, 4, 2, 8)
+    k, v = torch.randn(2, 2, 2, 2, 8)  # as many tokens as sequences: the shape must not decide
+    padding = torch.tensor([[1, 1], [1, 0]])
+    got, _ = xsa_flash(attention, q, k, v, padding)
+    visible = torch.ones(2, 2).tril().bool() & padding.bool()[:, None, None, :]
+    expected, _ = xsa_flash(attention, q, k, v, visible)
+    torch.testing.assert_close(got, expected)
+
+
+def test_distributed_data_parallel_trains_a_converted_model(tmp_path):
+    if torch.distributed.is_initialized():
+        pytest.skip("another test holds the process group")
+    where = f"file://{tmp_path}/rendezvous"
+    torch.distributed.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+    try:
+        parallel = torch.nn.parallel.DistributedDataParallel(copy.deepcopy(model()))
+        logits = parallel(**inputs("llama")).logits
+        assert torch.equal(logits, output(model(), inputs("llama")))
+        logits.square().mean().backward()
+        assert all(p.grad is not None for p in parallel.parameters())
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_a_model_inside_another_module_is_converted():

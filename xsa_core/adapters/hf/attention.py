@@ -168,10 +168,15 @@ def xsa_flash(
 ) -> tuple[Tensor, None]:
     """The fused operator; without a mask, the queries are the last T of the S keys.
 
-    Arguments, result and errors as of :func:`xsa_sdpa`.
+    Arguments, result and errors as of :func:`xsa_sdpa`; a mask may also be that of flash attention, `B S` and
+    true for real tokens, beside which a causal module stays causal.
     """
+    if attention_mask is not None and attention_mask.dim() == 2:
+        causal = _is_causal(module, query, None, is_causal)
+        attention_mask = attention_mask[:, None, None, -key.shape[2] :].bool()
+    else:
+        causal = _is_causal(module, query, attention_mask, is_causal)
     exclusion, own = _state(module)
-    causal = _is_causal(module, query, attention_mask, is_causal)
     call = _call(module, attention_mask, query.dtype, key.shape[2], kwargs)
     call = replace(call, causal=causal, scale=scaling, dropout_p=dropout)
     if exclusion is None:
