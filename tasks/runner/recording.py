@@ -28,9 +28,10 @@ PACKAGES = (
 )  # fmt: skip
 
 
-def environment(device: Device, backend: str | None, compiled: bool | str) -> Environment:
+def environment(device: Device, backend: str | None, compiled: bool | str, processes: int = 1) -> Environment:
     """Return what is known of the machine and its software."""
     commit, dirty = git_state()
+    unit = "x" if device.device.type == "cuda" else "processes on"
     return Environment(
         python=platform.python_version(),
         platform=f"{platform.system()}-{platform.machine()}",
@@ -40,7 +41,7 @@ def environment(device: Device, backend: str | None, compiled: bool | str) -> En
         git_commit=commit,
         git_dirty=dirty,
         device=str(device.device),
-        device_name=device.name,
+        device_name=device.name if processes == 1 else f"{processes} {unit} {device.name}",
         precision=device.precision,
         precision_reason=device.precision_reason,
         attention_backend=backend,

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 
 def seed_all(seed: int, rank: int = 0) -> None:
@@ -30,7 +31,7 @@ def capture() -> dict[str, Any]:
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
+        state["cuda"] = [torch.cuda.get_rng_state(device) for device in own_devices()]
     return state
 
 
@@ -42,4 +43,12 @@ def restore(state: dict[str, Any]) -> None:
     np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+        for device, generator in zip(own_devices(), state["cuda"], strict=False):
+            torch.cuda.set_rng_state(generator, device)
+
+
+def own_devices() -> list[int]:
+    """Return the GPUs that are this process's: one of several processes must not touch the others'."""
+    if dist.is_initialized():
+        return [torch.cuda.current_device()]
+    return list(range(torch.cuda.device_count()))

@@ -122,7 +122,9 @@ def run_locked(config: RunConfig, display: Display, ranks: Ranks, directory: Pat
     device = choose_device(config.loop, ranks.local_rank, ranks.local_world_size)
     rng.seed_all(config.seed, ranks.rank)
     memory.reset_peak(device.device)
-    record = recording.new_record(config, recording.environment(device, None, config.loop.compile))
+    record = recording.new_record(
+        config, recording.environment(device, None, config.loop.compile, ranks.world_size)
+    )
     trace, task = Trace(), None
     try:
         kernels = KernelBuild(device.device)
@@ -236,7 +238,8 @@ def prepare(
         raise
     except ValueError as error:
         raise UserError(str(error)) from error
-    return trainer, record.updated(environment=recording.environment(device, backend, config.loop.compile))
+    machine = recording.environment(device, backend, config.loop.compile, ranks.world_size)
+    return trainer, record.updated(environment=machine)
 
 
 def as_before(device: Device, state: dict[str, Any], display: Display, ranks: Ranks) -> Device:
