@@ -81,15 +81,12 @@ def document_lengths(ids: Tensor) -> list[int] | None:
     """Lengths of the documents of ids (B, S) or (B, S, n) laid end to end; None where one returns after
     another."""
     lengths: list[int] = []
-    for row in ids.reshape(*ids.shape[:2], -1).tolist():
-        seen: set[tuple[int, ...]] = set()
-        last: tuple[int, ...] | None = None
-        for value in map(tuple, row):
-            if value != last:
-                if value in seen:
-                    return None
-                seen.add(value)
-                lengths.append(0)
-                last = value
-            lengths[-1] += 1
+    S = ids.shape[1]
+    for row in ids.reshape(*ids.shape[:2], -1).cpu():  # (S, n)
+        changes = (row[1:] != row[:-1]).any(dim=-1)
+        starts = [0, *(changes.nonzero().flatten() + 1).tolist()]
+        names = [tuple(name) for name in row[starts].tolist()]
+        if len(set(names)) < len(names):
+            return None
+        lengths += [stop - start for start, stop in zip(starts, [*starts[1:], S], strict=True)]
     return lengths

@@ -23,8 +23,8 @@ Sinks = tuple[Tensor, Tensor]
 def exclude(y: Tensor, v: Tensor, strength: Strength = 1.0) -> Tensor:
     """Remove from ``y`` the part along the token's own value: ``z = y - s (y . vh) vh`` with ``vh = v/|v|``.
 
-    A zero value (largest entry below the dtype's smallest normal number) has no direction and removes nothing;
-    one with a NaN or infinite entry gives NaN for its token and the heads that use it, gradients too.
+    A zero value (largest entry below the dtype's smallest normal number) has no direction and removes
+    nothing; one with a NaN or infinite entry gives NaN for its token and its heads, gradients too.
 
     Args:
         y: (B, T, H, D) attention output.
