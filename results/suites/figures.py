@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,8 +39,10 @@ def axis_figure(view: SuiteView, found: Sequence[Point], facts: Metric, path_ste
         panels = list(figure.subplots(1, 2 if others else 1, squeeze=False)[0])
         for axes in panels:
             _axis(axes, axis, coordinates)
+        means = _means(found)
         for shift, arm in enumerate(view.arms):
-            _values(panels[0], [p for p in found if p.arm == arm], axis, coordinates, looks[arm], shift)
+            own = [(point, means.get(i)) for i, point in enumerate(found) if point.arm == arm]
+            _values(panels[0], own, axis, coordinates, looks[arm], shift)
         panels[0].set_ylabel(facts.title)
         panels[0].set_title(_seeds([len(point.values) for point in found]), fontsize=9.5)
         for shift, arm in enumerate(others):
@@ -72,7 +75,25 @@ def _count(seeds: Sequence[int]) -> str:
 
 def _seeds(seeds: Sequence[int]) -> str:
     """Return what the panel of values shows."""
-    return _count(seeds) if max(seeds, default=0) < 2 else f"mean of {_count(seeds)}; dots are seeds"
+    if max(seeds, default=0) < 2:
+        return _count(seeds)
+    shared = "" if len(set(filter(None, seeds))) == 1 else " that all arms have"
+    return f"mean of {_count(seeds)}{shared}; dots are seeds"
+
+
+def _means(found: Sequence[Point]) -> dict[int, float]:
+    """Return the mean of every point that has one, by its number, over the seeds that all arms have there.
+
+    A seed that one arm lacks would move the other's mean by what seeds differ, which is no effect.
+    """
+    means = {}
+    for i, point in enumerate(found):
+        here = [set(other.values) for other in found if other.place == point.place and other.values]
+        seeds = set.intersection(*here) if here else set()
+        values = [value for seed, value in point.values.items() if seed in seeds or not seeds]
+        if values:
+            means[i] = math.fsum(values) / len(values)
+    return means
 
 
 def _position(value: Coordinate, coordinates: Sequence[Coordinate]) -> float:
@@ -100,24 +121,27 @@ def _axis(axes: Axes, name: str, coordinates: Sequence[Coordinate]) -> None:
 
 
 def _values(
-    axes: Axes, own: Sequence[Point], axis: str, coordinates: Sequence[Coordinate], style: Look, shift: int
+    axes: Axes,
+    own: Sequence[tuple[Point, float | None]],
+    axis: str,
+    coordinates: Sequence[Coordinate],
+    style: Look,
+    shift: int,
 ) -> None:
-    here = [point for point in own if point.values]
-    places = [_position(point.place[axis], coordinates) for point in here]
+    places = [_position(point.place[axis], coordinates) for point, _ in own]
+    here = [(place, mean) for place, (_, mean) in zip(places, own, strict=True) if mean is not None]
     axes.plot(
-        places,
-        [point.mean for point in here],
+        [place for place, _ in here],
+        [mean for _, mean in here],
         color=style.colour,
         linestyle=style.line,
         marker=style.marker,
     )
-    for place, point in zip(places, here, strict=True):
+    for place, (point, _) in zip(places, own, strict=True):
         if len(point.values) > 1:
             values = list(point.values.values())
             axes.scatter([place] * len(values), values, s=10, color=style.colour, alpha=0.5, linewidths=0)
-    for point in own:
         if not point.values:
-            place = _position(point.place[axis], coordinates)
             _missing(axes, _shifted(place, coordinates, shift), style)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from results.report import report
 from results.store import write_record
+from results.suites import figures
 from results.suites.figures import axis_figure, probe_figure
 from results.suites.tables import probe_table, suite_table
 from results.suites.view import CellView, SuiteView, points, suite_probes, suite_runs, suite_values
@@ -141,3 +142,16 @@ def test_probes_are_averaged_layer_by_layer_with_their_range(make_run, make_benc
     assert len(probe_figure(view, kept, tmp_path / "probe")) == 2
     with pytest.raises(ValueError, match="no model is probed yet"):
         probe_figure(view, [], tmp_path / "none")
+
+
+def test_a_drawn_mean_is_over_the_seeds_that_all_arms_have(make_run):
+    view, runs = suite_of(make_run)
+    known, _ = found(view, [run for key, run in runs.items() if key != (1e-3, "sa", 0)])
+    means = figures._means(known)
+    for i, point in enumerate(known):
+        seeds = [1] if point.place["rate"] == 1e-3 else [0, 1]
+        wanted = [runs[point.place["rate"], point.arm, s].metrics["validation_bits_per_byte"] for s in seeds]
+        assert means[i] == pytest.approx(statistics.fmean(wanted))
+    alone, _ = found(view, [run for key, run in runs.items() if key[1] == "sa"])
+    drawn = [i for i, point in enumerate(alone) if point.arm == "sa"]
+    assert sorted(figures._means(alone)) == drawn  # an arm that is missing takes nothing from the other
