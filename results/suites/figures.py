@@ -77,8 +77,8 @@ def _seeds(seeds: Sequence[int]) -> str:
     """Return what the panel of values shows."""
     if max(seeds, default=0) < 2:
         return _count(seeds)
-    shared = "" if len(set(filter(None, seeds))) == 1 else " that all arms have"
-    return f"mean of {_count(seeds)}{shared}; dots are seeds"
+    shared = "" if len(set(filter(None, seeds))) == 1 else "shared "
+    return f"mean of {_count(seeds).replace('seed', f'{shared}seed')}; dots are seeds"
 
 
 def _means(found: Sequence[Point]) -> dict[int, float]:
