@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from xsa_core.attention import Mask, attention_with_lse, exclude, exclusive_attention, fused
+from xsa_core.attention import Mask, attention_with_lse, exclude, exclusive_attention, fused, projection
 
 B, T, H, Hkv, D = 2, 130, 4, 2, 64
 CASES = {
@@ -49,6 +49,8 @@ def fake(monkeypatch):
 
     for function in (fused._ExclusiveAttention, fused._AttentionWithLse, fused._Exclude):
         monkeypatch.setattr(function, "apply", applied(function))
+    for name in ("exclude_forward", "exclude_adjoint", "restore"):
+        monkeypatch.setattr(projection, name, None)  # the Triton kernels do this, not plain torch
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield lambda *shape, dtype: torch.empty(shape, device="cuda:0", dtype=dtype).requires_grad_()
 
