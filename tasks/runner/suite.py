@@ -131,8 +131,12 @@ def expand(grid: ScaleConfig, overrides: Sequence[str] = ()) -> list[Cell]:
         UserError: a key, value or experiment that is not valid, or no experiment at all.
     """
     axes, seeds = dict(grid.axes), list(grid.seeds)
+    seen: set[str] = set()
     for override in overrides:
         key, values = split_override(override)
+        if key in seen:
+            raise UserError(f"{key} is given twice; give all its values at once, {key}=A,B")
+        seen.add(key)
         if key == "seed":
             seeds = [whole_number(value) for value in values]
             continue
@@ -209,7 +213,12 @@ def split_override(override: str) -> tuple[str, list[str]]:
             parts.append("")
             continue
         parts[-1] += letter
+    if quote or depth:
+        what = f"a quote {quote} that does not end" if quote else "brackets that do not match"
+        raise UserError(f"'{override}': {what}; in a shell, quote the whole: 'KEY=[0,1],first:2'")
     values = [part.strip() for part in parts]
+    if values == [""]:
+        raise UserError(f"'{override}': no value; expected KEY=VALUE or KEY=A,B")
     if not all(values):
         raise UserError(f"'{override}': an empty value between commas; expected KEY=A,B")
     return key, list(dict.fromkeys(values))

@@ -112,9 +112,7 @@ def estimate(rows: Sequence[Row], jobs: int = 1) -> list[str]:
         total, longest = makespan([c.seconds for c in known], jobs), max(c.seconds for c in known)
         flops = sum(cost.flops or 0 for cost in known)
         if total <= LONGEST_CPU:
-            at_once = (
-                f" with {jobs} at a time on {cores} core{'s' if cores > 1 else ''} each" if jobs > 1 else ""
-            )
+            at_once = f", {jobs} at a time on {cores} core{'s' if cores > 1 else ''} each" if jobs > 1 else ""
             lines.append(
                 f"{len(known)} cells to run, {flops:.3g} FLOPs: about {spent(total)} on this CPU{at_once}, "
                 f"the longest {spent(longest)} ({measured} by the time of the same cell, "

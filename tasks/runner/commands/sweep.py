@@ -183,7 +183,25 @@ def dry_run(works, retry_failed: bool, jobs: int, check) -> int:
     console.print(summary(rows), markup=False)
     for line in estimate(rows, jobs):
         console.print(line, markup=False, soft_wrap=True)
+    for line in missing_data([row.work for row in rows]):
+        console.print(line, markup=False, soft_wrap=True)
     found = check()
     if found is not None:
         console.print(found.line, markup=False, soft_wrap=True)
     return 0
+
+
+def missing_data(works) -> list[str]:
+    """Return a line for every data path of cells to be run that is not on this machine."""
+    from pathlib import Path
+
+    paths = [
+        getattr(work.config.data, "path", None)
+        for work in works
+        if work.config is not None and not work.is_done()
+    ]
+    return [
+        f"data: {path} is not here, {paths.count(path)} cells need it; see ./xsa data --help"
+        for path in dict.fromkeys(paths)
+        if path and not Path(path).expanduser().exists()
+    ]

@@ -286,6 +286,17 @@ def test_a_rate_at_the_edge_comes_with_the_command_that_searches_further():
         (["fig4_lr", "--jobs", "100000"], "--jobs: 100000 cells need a core each"),
         (["fig2_overhead", "seed=1"], "runs commands"),
         (["experiment=text/tiny", "--check"], "nothing chooses a learning rate"),
+        (["experiment=text/tiny", "attention=sa", "attention=xsa"], "attention is given twice"),
+        (["experiment=text/tiny", "seed=0", "seed=1"], "seed is given twice"),
+        (["fig4_lr", "optimizer.lr=0.1", "optimizer.lr=0.2"], "optimizer.lr is given twice"),
+        (["experiment=text/tiny", "attention="], "'attention=': no value"),
+        (["experiment=text/tiny", "attention=sa,"], "an empty value between commas"),
+        (["experiment=text/tiny", "=3"], "expected KEY=VALUE or KEY=A,B"),
+        (["experiment=text/tiny", "data.path='a,b"], "a quote ' that does not end"),
+        (["experiment=text/tiny", "attention.layers=[0,1"], "brackets that do not match"),
+        (["experiment=text/tiny", "nothing.here=1,2"], "nothing"),
+        (["experiment=text/tiny", "loop.max_steps=many,3"], "loop.max_steps"),
+        (["experiment=text/tiny,text/tinny"], "did you mean 'text/tiny'"),
     ],
 )
 def test_mistakes_are_answered_in_one_line(capsys, words, said):
@@ -304,6 +315,43 @@ def test_a_dry_run_shows_cells_cost_and_rate_and_runs_nothing(capsys, tmp_path):
     assert "learning rate: has not been chosen yet, 0 of 15 baseline runs of fig4_lr" in text
     assert list(tmp_path.iterdir()) == []
     assert cli.main(["sweep", "fig4_lr", "--check", *places]) == 1
+
+
+def test_a_quoted_value_with_a_comma_is_one_value(lab):
+    words = lab.overrides(f"data.path='{lab.root}/a,b.txt'")
+    cells = expand(FREE, ["experiment=text/tiny", *words, "attention=sa,xsa"])
+    assert {cell.config.data.path for cell in cells} == {f"{lab.root}/a,b.txt"}
+    assert [cell.config.attention.variant for cell in cells] == ["sa", "xsa"]
+
+
+def test_the_same_point_under_two_spellings_is_one_cell(lab):
+    words = ["experiment=text/tiny", *lab.overrides(), "optimizer.lr=0.001,1e-3"]
+    assert len(expand(FREE, words)) == 1
+
+
+def test_a_dry_run_names_data_that_are_not_here(lab, capsys):
+    words = ["experiment=text/tiny", *lab.overrides("data.path=nowhere.txt"), "seed=0,1", "--dry-run"]
+    assert cli.main(["sweep", *words]) == 0
+    assert "data: nowhere.txt is not here, 2 cells need it" in capsys.readouterr().out
+
+
+def test_cells_on_a_share_of_the_cores_are_told_so_in_the_estimate(theatre, monkeypatch):
+    monkeypatch.setattr("tasks.runner.sweep_cost.available_cores", lambda: 8)
+    record = theatre.record_of(theatre.works[0])
+    facts = {"threads": 2}
+    write_record(
+        record.updated(
+            environment={**record.environment.model_dump(), **facts},
+            throughput={"seconds_training": 100.0, "seconds_evaluation": 0.0},
+        ),
+        theatre.records,
+    )
+    rows = [Row(work, *state_of(work, False)) for work in theatre.works]  # three are missing
+    costs = {jobs: estimate(rows, jobs)[0] for jobs in (1, 2, 4)}
+    # 100 s with two threads: 25 s with eight and 8 s to start, 50 + 8 with four, 100 + 8 with two.
+    assert "about 1:39 min on this CPU, the longest 33 s" in costs[1]
+    assert "about 1:56 min on this CPU, 2 at a time on 4 cores each, the longest 58 s" in costs[2]
+    assert "about 1:48 min on this CPU, 4 at a time on 2 cores each, the longest 1:48 min" in costs[4]
 
 
 def test_a_probe_keeps_the_statistics_of_every_layer(lab, capsys):
