@@ -305,6 +305,23 @@ def test_autocast_gives_half_output_near_the_exact_one():
     assert (y.double() - exact).abs().max() <= 8 * torch.finfo(torch.bfloat16).eps * exact.abs().max()
 
 
+def test_a_learned_strength_gets_the_exact_gradient_under_autocast():
+    x = inputs(2, 16, 32, dtype=torch.float32)
+    layer = make_layer(32, 4, variant="xsa_learned", causal=True, dtype=torch.float32, spread=20.0)
+    weight = inputs(2, 16, 32, seed=4, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+    (y.float() * weight).sum().backward()
+    found = layer.variant.raw_strength.grad
+    exact = make_layer(32, 4, variant="xsa_learned", causal=True, spread=20.0)
+    exact.load_state_dict({name: value.double() for name, value in layer.state_dict().items()})
+    (exact(x.double()) * weight.double()).sum().backward()
+    wanted = exact.variant.raw_strength.grad
+    assert found.dtype == torch.float32
+    # The two projections and the attention before it round in bf16; sums over tokens and channels do not.
+    assert (found - wanted).abs().max() <= 8 * torch.finfo(torch.bfloat16).eps * wanted.abs().max()
+
+
 @pytest.mark.parametrize(
     ("layers", "expected"),
     [
