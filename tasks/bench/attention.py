@@ -15,6 +15,7 @@ from tasks.bench import peers
 from tasks.bench.memory import SavedBytes, peak_extra_bytes
 from tasks.bench.timing import interleave
 from xsa_core import exclusive_attention
+from xsa_core.attention import BACKENDS
 
 BASELINE = "plain"
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -51,7 +52,10 @@ def sweep_shapes(lengths: Iterable[int], tokens: int, batch: int, widths: Iterab
 
 
 def candidates(with_compiled: bool, extra: dict[str, Attention] | None = None) -> dict[str, Attention]:
-    """Return the attentions to compare. `plain` and `fused` use the same kernel."""
+    """Return the attentions to compare. `plain` and `fused` use the same kernel.
+
+    `extra` are further ones; by default XSA through xformers, where that can run.
+    """
 
     def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return exclusive_attention(q, k, v, causal=True, strength=None)
@@ -67,7 +71,18 @@ def candidates(with_compiled: bool, extra: dict[str, Attention] | None = None) -
     }
     if with_compiled:
         found["two lines, compiled"] = peers.compiled(peers.two_line_attention)
-    return found | (extra or {})
+    if extra is None:
+        extra = {name: by_backend(name) for name in ("xformers",) if BACKENDS[name].unavailable() is None}
+    return found | extra
+
+
+def by_backend(name: str) -> Attention:
+    """Return causal XSA by the named backend."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return exclusive_attention(q, k, v, causal=True, backend=name)
+
+    return attention
 
 
 class Problem:
@@ -105,7 +120,15 @@ class Problem:
 def measure(
     shape: Shape, device: torch.device, rounds: int, attentions: dict[str, Attention]
 ) -> list[dict[str, Any]]:
-    """Return one row per candidate: times, ratio to plain with its interval, saved and peak bytes."""
+    """Return one row per candidate: times, ratio to plain with its interval, saved and peak bytes.
+
+    Backends that do not run on the device are left out.
+    """
+    attentions = {
+        name: attention
+        for name, attention in attentions.items()
+        if name not in BACKENDS or device.type in BACKENDS[name].devices
+    }
     problem = Problem(shape, device)
     calls = {
         name: (lambda attention=attention: problem.both(attention)) for name, attention in attentions.items()

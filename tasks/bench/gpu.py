@@ -135,10 +135,7 @@ def operator_rows(
             shape = attention.Shape(
                 "fixed tokens", max(1, tokens // length), length, heads, head_dim, "bfloat16"
             )
-            extra = {
-                name: (lambda q, k, v, name=name: exclusive_attention(q, k, v, causal=True, backend=name))
-                for name in sorted(backends & {"xformers", "flex"})
-            }
+            extra = {name: attention.by_backend(name) for name in sorted(backends & {"xformers", "flex"})}
             found = attention.candidates(device.type == "cuda", extra)
             flops = roofline.attention_flops(shape.batch, length, heads, head_dim)
             for row in attention.measure(shape, device, rounds, found):

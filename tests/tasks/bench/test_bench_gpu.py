@@ -1,11 +1,13 @@
 """The GPU script on a machine nobody has seen: what fails is noted, and time ends."""
 
+import dataclasses
 import itertools
 
 import pytest
 import torch
 
-from tasks.bench import gpu
+from tasks.bench import attention, gpu
+from xsa_core.attention import BACKENDS
 
 CPU = torch.device("cpu")
 CASE = {"backend": "flex", "dtype": "bfloat16", "kind": "causal", "length": 3}
@@ -88,3 +90,14 @@ def test_every_kind_is_right_here_and_a_wrong_strength_is_noticed(monkeypatch, k
                 lambda *a, **kw: right(*a, **{**kw, "strength": kw["strength"] * 0.9}),
             )
     assert gpu.check(case, CPU)["ok"] is not wrong
+
+
+def test_xformers_is_compared_where_it_runs_and_left_out_elsewhere(monkeypatch):
+    able = dataclasses.replace(BACKENDS["xformers"], unavailable=lambda: None)
+    monkeypatch.setitem(BACKENDS, "xformers", able)
+    found = attention.candidates(with_compiled=False)
+    assert "xformers" in found
+    rows = attention.measure(attention.Shape("target", 1, 8, 2, 8, "float32"), CPU, 1, found)
+    assert [row["attention"] for row in rows] == [name for name in found if name != "xformers"]
+    monkeypatch.setitem(BACKENDS, "xformers", dataclasses.replace(able, unavailable=lambda: "not here"))
+    assert "xformers" not in attention.candidates(with_compiled=False)
