@@ -155,3 +155,16 @@ def test_a_drawn_mean_is_over_the_seeds_that_all_arms_have(make_run):
     alone, _ = found(view, [run for key, run in runs.items() if key[1] == "sa"])
     drawn = [i for i, point in enumerate(alone) if point.arm == "sa"]
     assert sorted(figures._means(alone)) == drawn  # an arm that is missing takes nothing from the other
+
+
+def test_a_suite_about_curves_shows_those_of_its_places(make_run, tmp_path):
+    view, runs = suite_of(make_run, view="curves")
+    for key, run in runs.items():
+        if key[0] != 4e-3:
+            write_record(run, tmp_path / "runs")
+    report(tmp_path / "runs", tmp_path / "out", suites=[view])
+    page = (tmp_path / "out" / "README.md").read_text()
+    shown = [line for line in page.splitlines() if line.startswith("![A title, ")]
+    assert len(shown) == 2  # the third place has no run
+    for line in shown:
+        assert (tmp_path / "out" / line.partition("](")[2].rstrip(")")).is_file()
