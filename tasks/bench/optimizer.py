@@ -65,7 +65,8 @@ def measure(
     times = interleave({BASELINE: gradient, **optimizers}, rounds, BASELINE, device)
     rows = []
     for name in optimizers:
-        low, high = times[name].interval
+        # Fewer than six rounds give no 95% interval of a median.
+        low, high = times[name].interval if rounds >= 6 else (None, None)
         rows.append(
             {
                 "size": f"{model.num_parameters() / 1e6:.1f} M",
@@ -74,8 +75,8 @@ def measure(
                 "update_milliseconds": 1e3 * times[name].median_seconds,
                 "gradient_milliseconds": 1e3 * times[BASELINE].median_seconds,
                 "share": share(times[name].ratio),
-                "share_low": share(low),
-                "share_high": share(high),
+                "share_low": share(low) if low is not None else None,
+                "share_high": share(high) if high is not None else None,
                 "rounds": rounds,
             }
         )

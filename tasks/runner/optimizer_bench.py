@@ -3,7 +3,7 @@
 import argparse
 
 BATCH, LENGTH = 8, 256  # samples and tokens of each
-FEW = 5  # the large model takes a fifth of the rounds: a round of it takes ten times as long
+FEW = 4  # the large model takes a quarter of the rounds: a round of it takes ten times as long
 
 
 def run_optimizer(options: argparse.Namespace) -> int:
