@@ -19,6 +19,7 @@ from tasks.runner.sweep_rows import Row, State
 
 PLAIN_SECONDS = 30.0  # between plain lines about the running cell
 LEAST_ROWS = 6
+WIDE = 116  # columns of a terminal that has room for one a number
 STYLES = {
     State.WAITING: "dim",
     State.RUNNING: "bold cyan",
@@ -122,24 +123,12 @@ class LiveTable:
 
     def update(self, rows: Sequence[Row]) -> None:
         """Draw the rows that matter now."""
-        room = max(LEAST_ROWS, self.console.height - 8)
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        table.add_column("cell", overflow="ellipsis", no_wrap=True, min_width=16)
-        for title in ("state", "step", "loss", "rate", "time", "left"):
-            table.add_column(title, no_wrap=True, justify="left" if title == "state" else "right")
-        table.add_column("note", overflow="fold")
-        for number in sorted(chosen(rows, room)):
-            row = rows[number]
-            table.add_row(
-                Text(row.work.label),
-                Text(row.state, STYLES[row.state]),
-                steps(row),
-                f"{row.loss:.4f}" if row.loss is not None else "",
-                f"{row.rate:,.0f}/s" if row.rate is not None and row.state is State.RUNNING else "",
-                duration(row.seconds) if row.seconds else "",
-                duration(row.left) if row.left is not None else "",
-                Text(row.detail),
-            )
+        room = self.console.height - 8
+        if self.console.width < WIDE:
+            room //= 2  # rows of two lines
+        room = max(LEAST_ROWS, room)
+        shown = [rows[number] for number in sorted(chosen(rows, room))]
+        table = wide(shown) if self.console.width >= WIDE else narrow(shown)
         hidden = len(rows) - len(chosen(rows, room))
         left = remaining(rows)
         foot = summary(rows) + (f" ({hidden} not shown)" if hidden else "")
@@ -149,6 +138,39 @@ class LiveTable:
     def note(self, line: str) -> None:
         """Print a line above the table."""
         self.live.console.print(Text(line))
+
+
+def narrow(rows: Sequence[Row]) -> Table:
+    """Return the rows with what there is to say in one column, which may take several lines."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("cell", overflow="ellipsis", no_wrap=True)
+    table.add_column("state", no_wrap=True, min_width=len(State.ELSEWHERE))
+    table.add_column("progress", overflow="fold")
+    for row in rows:
+        table.add_row(Text(row.work.label), Text(row.state, STYLES[row.state]), Text(progress(row)))
+    return table
+
+
+def wide(rows: Sequence[Row]) -> Table:
+    """Return the rows with a column for each number."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("cell", overflow="ellipsis", no_wrap=True)
+    for title in ("state", "step", "loss", "rate", "time", "left"):
+        table.add_column(title, no_wrap=True, justify="left" if title == "state" else "right")
+    table.add_column("note", overflow="fold", min_width=24)
+    for row in rows:
+        running = row.state is State.RUNNING
+        table.add_row(
+            Text(row.work.label),
+            Text(row.state, STYLES[row.state]),
+            steps(row),
+            f"{row.loss:.4f}" if row.loss is not None else "",
+            f"{row.rate:,.0f}/s" if row.rate is not None and running else "",
+            duration(row.seconds) if row.seconds else "",
+            duration(row.left) if row.left is not None else "",
+            Text(row.detail),
+        )
+    return table
 
 
 def chosen(rows: Sequence[Row], room: int) -> list[int]:

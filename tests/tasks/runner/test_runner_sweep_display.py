@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from rich.console import Console
 
 from tasks.runner.sweep import Sweep
@@ -47,9 +48,10 @@ def test_running_and_failed_cells_are_shown_however_little_room_there_is():
     assert sorted(chosen(everything, 50)) == list(range(50))
 
 
-def test_the_live_table_fits_its_terminal_and_shows_what_matters():
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_live_table_fits_its_terminal_and_shows_what_matters(width):
     stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, width=120, height=20, color_system=None)
+    console = Console(file=stream, force_terminal=True, width=width, height=20, color_system=None)
     with LiveTable(console) as table:
         table.update(rows())
         table.note("a [bracketed] note")
