@@ -20,7 +20,7 @@ CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes
 
 
 class Speaker:
-    """A loaded eSpeak NG.
+    """eSpeak NG, loaded anew for every utterance.
 
     Raises:
         UserError: the package espeakng-loader is not installed.
@@ -38,7 +38,6 @@ class Speaker:
         self._data_path = espeakng_loader.get_data_path().encode()
         self._pieces: list[NDArray[np.int16]] = []
         self._callback = CALLBACK(self._keep)  # held, or it is collected while C still calls it
-        self._library: ctypes.CDLL | None = None
         self.sample_rate = 0
 
     def say(self, text: str, voice: str, words_per_minute: int, pitch: int) -> NDArray[np.int16]:
@@ -48,6 +47,13 @@ class Speaker:
             ValueError: a voice it does not have.
         """
         library = self._load()
+        try:
+            return self._said(library, text, voice, words_per_minute, pitch)
+        finally:  # a library left loaded would be the same one, statics and all, for whoever loads it next
+            library.espeak_Terminate()
+            _ctypes.dlclose(library._handle)
+
+    def _said(self, library, text: str, voice: str, words_per_minute: int, pitch: int) -> NDArray[np.int16]:
         self._pieces.clear()
         if library.espeak_SetVoiceByName(voice.encode()):
             raise ValueError(f"eSpeak NG has no voice {voice}")
@@ -59,15 +65,7 @@ class Speaker:
         library.espeak_Synchronize()
         return np.concatenate(self._pieces) if self._pieces else np.zeros(0, np.int16)
 
-    def close(self) -> None:
-        """Unload the library."""
-        if self._library is not None:
-            self._library.espeak_Terminate()
-            _ctypes.dlclose(self._library._handle)
-            self._library = None
-
     def _load(self) -> ctypes.CDLL:
-        self.close()
         library = ctypes.CDLL(self._library_path)
         library.espeak_Initialize.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int]
         library.espeak_Synth.argtypes = [
@@ -78,7 +76,6 @@ class Speaker:
         if self.sample_rate <= 0:
             raise RuntimeError("eSpeak NG could not be initialised")
         library.espeak_SetSynthCallback(self._callback)
-        self._library = library
         return library
 
     def _keep(self, samples, count: int, _events) -> int:
