@@ -46,7 +46,9 @@ def test_each_type_is_convertible_or_names_what_is_not_covered(table):
 
 def test_no_class_that_was_run_lacked_its_own_values(table):
     failed = {
-        name: e["not_run"] for name, e in table.items() if "values of the query" in e.get("not_run", "")
+        name: e["not_run"]
+        for name, e in table.items()
+        if "is not known; leave this layer out" in e.get("not_run", "")
     }
     assert failed == {}
 

@@ -16,7 +16,7 @@ EPS = torch.finfo(torch.float32).eps
 NEW = 6
 # The families whose generation is looked at closely: plain and grouped heads, learned and rotary positions,
 # sliding windows (all layers, alternating ones), soft caps and sinks.
-CLOSE = ["gpt2", "llama", "gpt_neox", "mistral", "gemma2", "gemma3", "gpt_oss"]
+CLOSE = ["gpt2", "llama", "gpt_neox", "mistral", "gemma2", "gemma3", "gpt_oss", "deepseek_v3"]
 
 
 @functools.cache
@@ -129,6 +129,42 @@ def test_a_prompt_fed_in_chunks_gives_the_logits_of_the_whole(name):
         ]
         whole = model(name)(ids, use_cache=False).logits
     assert_close(torch.cat(parts, dim=1), whole)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("variant", ["xsa_learned", "head_norm", "random_direction", "mean_direction"])
+def test_other_variants_decode_as_the_full_forward_does(variant, cache):
+    some = convert(build("llama"), variant=variant)
+    with torch.no_grad():
+        for parameter in (p for n, p in some.named_parameters() if ".exclusion." in n):
+            parameter.add_(0.3)
+    ids = prompt()
+    result = some.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NEW,
+        do_sample=False,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+        cache_implementation=cache,
+        disable_compile=True,
+    )
+    logits = torch.stack(result.logits, dim=1)
+    for implementation in ("xsa_sdpa", "xsa_eager"):
+        some.set_attn_implementation(implementation)
+        with torch.no_grad():
+            full = some(result.sequences, use_cache=False).logits
+        assert_close(logits, full[:, -NEW - 1 : -1])
+
+
+def test_a_conversation_goes_on_from_a_copied_cache():
+    cache = transformers.DynamicCache(config=model("mistral").config)
+    settings = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+    first = model("mistral").generate(prompt(1), past_key_values=cache, **settings)
+    longer = torch.cat([first, prompt(1, seed=9)], dim=1)
+    got = model("mistral").generate(longer, past_key_values=copy.deepcopy(cache), **settings)
+    assert torch.equal(got, model("mistral").generate(longer, **settings))
 
 
 def test_a_causal_chunk_needs_no_dense_mask_in_the_flash_style():

@@ -323,6 +323,23 @@ def test_half_precision_gives_what_it_allows(name, implementation):
     assert (half - expected).abs().mean() < 8 * torch.finfo(torch.bfloat16).eps * expected.abs().mean()
 
 
+def test_own_values_among_more_than_the_cache_holds_are_refused():
+    """A model that joins other tokens to what its cache gave back: no guess where its own are."""
+    from xsa_core.adapters.hf.attention import xsa_sdpa
+
+    attention = convert(build("llama")).model.layers[0].self_attn
+    kept, returned = torch.randn(2, 2, 3, 8), torch.randn(2, 2, 5, 8)
+    attention.calls[thread()] = OwnValues(values=kept, returned=returned)
+    q, k = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 9, 8)
+    with pytest.raises(ValueError, match="3 queries and 9 keys"):
+        xsa_sdpa(
+            attention, q, k, torch.cat([returned, torch.randn(2, 2, 4, 8)], dim=2), torch.zeros(1, 1, 3, 9)
+        )
+    got, _ = xsa_sdpa(attention, q, k[:, :, :5], returned.clone(), torch.zeros(1, 1, 3, 5))
+    own = returned[:, :, 2:].repeat_interleave(2, dim=1).transpose(1, 2)
+    assert (got * own).sum(-1).abs().max() < 64 * EPS
+
+
 def test_the_flash_style_takes_the_masks_of_flash_attention():
     """Models that ask for a flash implementation by name may hand over `B S`, true for real tokens."""
     from xsa_core.adapters.hf.attention import xsa_flash

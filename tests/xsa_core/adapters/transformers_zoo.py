@@ -114,6 +114,28 @@ FAMILIES: dict[str, Family] = {
         {**_GQA, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": None},
         "decoder",
     ),
+    # It caches latents, and here their rotary part is as wide as a value: shapes do not tell them apart.
+    "deepseek_v3": Family(
+        "DeepseekV3ForCausalLM",
+        "DeepseekV3Config",
+        {
+            **_LM,
+            **_IDS,
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 2,
+            "kv_lora_rank": 16,
+            "q_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+        },
+        "decoder",
+    ),
     "bert": Family("BertModel", "BertConfig", _BERT, "encoder"),
     "roberta": Family("RobertaModel", "RobertaConfig", {**_BERT, "max_position_embeddings": 70}, "encoder"),
     "distilbert": Family(

@@ -58,7 +58,12 @@ class EagerCall(Call):
         own_v: Tensor | None = None,
         strength: float | Tensor | None = None,
     ) -> Tensor:
-        """See `Call.attend`."""
+        """See `Call.attend`.
+
+        Zero queries ask for equal weights (`visible_mean`): of the tokens alone, whatever the model adds.
+        """
+        if q.stride(-1) == 0:
+            return super().attend(q, k, v, own_v, strength)
         y, weights = self.function(
             self.module,
             q.transpose(1, 2),
@@ -238,17 +243,11 @@ def _own_values(module: nn.Module, own: OwnValues | None, query: Tensor, value: 
         ValueError: they are not known: keys of other tokens, or a cache the module does not update.
     """
     T, S = query.shape[2], value.shape[2]
-    found = value if own is None or own.values is None else own.values
-    if found.shape[3] != value.shape[3] and own is not None:
-        # The cache holds latents, from which the model computes its values (multi-head latent attention).
-        found = value[:, :, S - T :] if own.appended or S == T else found
-    if found.shape[1] != value.shape[1] and value.shape[1] % found.shape[1] == 0:
-        found = found.repeat_interleave(value.shape[1] // found.shape[1], dim=1)
+    found = value if own is None else own.of(value, T)
     if found.shape[1:] != (value.shape[1], T, value.shape[3]):
         raise ValueError(
-            f"{type(module).__name__} has {T} queries and {S} keys, and the values of the "
-            "query tokens are not among what it gave to its cache; leave this layer out with "
-            "layers=lambda path: ..."
+            f"{type(module).__name__} has {T} queries and {S} keys, and which of them are the query tokens' "
+            "own is not known; leave this layer out with layers=lambda path: ..."
         )
     return found.expand(query.shape[0], *found.shape[1:]) if found.shape[0] != query.shape[0] else found
 

@@ -47,8 +47,13 @@ _ROLES = (
     (r"classattention", r"", "class"),
     (r"gatedattention|attentiongrucell", r"", "gate"),
     (r"deformableattention", r"", "deformable"),
+    (r"mergedattention|assistantattention", r"", "merged"),
 )
 
+_REFUSED = {
+    "deformable": "deformable attention samples places between tokens: there is no own value",
+    "merged": "it attends to the tokens and to a context at once",
+}
 _SHARED = "it attends with the keys and values of an earlier layer, not with its own"
 _CLASSES = {kind: pattern for pattern, _, kind in _ROLES}
 
@@ -99,8 +104,8 @@ def candidates(root: nn.Module) -> Iterator[tuple[str, nn.Module, str, str]]:
 
 
 def _judged(kind: str, reason: str) -> tuple[str, str]:
-    if kind == "deformable":
-        return UNSUPPORTED, "deformable attention samples places between tokens: there is no own value"
+    if kind in _REFUSED:
+        return UNSUPPORTED, _REFUSED[kind]
     if kind != SELF:
         return kind, LEFT_ALONE[kind]
     return (UNSUPPORTED, reason) if reason else (SELF, "")

@@ -27,15 +27,34 @@ class OwnValues:
     """What one forward of a converted module knows of the values of its tokens.
 
     Attributes:
-        values: `B Hkv T D`, given to the cache; None without a cache. Where a model caches something else,
-            from which it computes values afterwards, that.
-        appended: the cache gave back what it held with this at the end.
+        values: `B Hkv T D`, given to the cache; None without a cache.
+        returned: `B Hkv S D`, what the cache gave back for them.
+        start: where they lie among the S, a number on the device; None where they are the last.
         cross: keys come from other tokens.
     """
 
     values: Tensor | None = None
-    appended: bool = False
+    returned: Tensor | None = None
+    start: Tensor | None = None
     cross: bool = False
+
+    def of(self, value: Tensor, T: int) -> Tensor:
+        """Rows `B Hkv T D` of the query tokens, of the values `B Hkv S D` that attention uses.
+
+        What the cache gave back may be what it holds values in rather than values (the latents of multi-head
+        latent attention); then the rows are taken from what the model made of it.
+        """
+        if self.values is None:
+            return value
+        if value is self.returned:
+            return self.values
+        assert self.returned is not None
+        if value.shape[2] != self.returned.shape[2]:
+            return value  # more than the cache holds: where the own ones are is not known, which is refused
+        if self.start is None:
+            return value[:, :, value.shape[2] - T :]
+        rows = torch.arange(T, device=value.device) + self.start.to(value.device)
+        return value.index_select(2, rows)
 
 
 def recording(update: Any, static: type) -> Any:
@@ -49,14 +68,23 @@ def recording(update: Any, static: type) -> Any:
     def recorded(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> Any:
-        result = update(self, key_states, value_states, layer_idx, *args, **kwargs)
         own = getattr(self, WANTED, None)
         if own is not None:
-            own.values = value_states
-            own.appended = not isinstance(self.layers[layer_idx], static)
+            layer = self.layers[layer_idx] if layer_idx < len(self.layers) else None
+            own.start = _start(layer, value_states.shape[2]) if isinstance(layer, static) else None
+        result = update(self, key_states, value_states, layer_idx, *args, **kwargs)
+        if own is not None:
+            own.values, own.returned = value_states, result[1]
         return result
 
     return recorded
+
+
+def _start(layer: Any, T: int) -> Tensor | None:
+    """Where the next T tokens go in the buffer of a static cache; None where it gives them back last."""
+    if layer.is_sliding and layer.cumulative_length_int + T > layer.max_cache_len:
+        return None
+    return layer.cumulative_length.clone()
 
 
 class InterfaceLayer(ConvertedLayer):

@@ -141,7 +141,7 @@ def visit(model_type: str, cls: str) -> dict[str, Any]:
 
 def _line(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:160]}"
+    return f"{type(error).__name__}: {lines[0][:200]}"
 
 
 def main(arguments: list[str]) -> None:
