@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.text.loader import TokenWindows, batch_hash, validation_starts, validation_windows
 from tasks.samples.order import ROUNDS, permute, seeded_words
+from tasks.text.loader import TokenWindows, batch_hash, validation_starts, validation_windows
 
 SEEDS = st.integers(0, 2**31)
 MASK = 2**64 - 1
