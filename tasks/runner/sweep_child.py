@@ -12,24 +12,19 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-BY_PARENT = "XSA_STOPPED_BY_PARENT"
 
 
-def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
-    """Ask for a signal when the process `parent` ends; at once if it has ended already."""
+def end_with_parent(parent: int) -> None:
+    """Ask for SIGTERM when the process `parent` ends; at once if it has ended already.
+
+    Where SIGTERM is blocked, as in the jobs of a cluster, SIGINT does the same.
+    """
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    number = signal.SIGINT if signal.SIGTERM in blocked else signal.SIGTERM
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number))
         if os.getppid() != parent:
             os.kill(os.getpid(), number)
-
-
-def mind_the_parent_alone() -> None:
-    """Leave all but SIGINT, which the parent sends, unheard.
-
-    A cluster signals every process of a job. The parent passes on what it gets, and two signals would mean:
-    stop at once, without a checkpoint.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
 
 
 def keep_to(cores: str) -> None:
@@ -39,11 +34,7 @@ def keep_to(cores: str) -> None:
 
 
 if __name__ == "__main__":
-    if os.environ.get(BY_PARENT):
-        mind_the_parent_alone()
-        end_with_parent(int(sys.argv[1]), signal.SIGINT)
-    else:
-        end_with_parent(int(sys.argv[1]))
+    end_with_parent(int(sys.argv[1]))
     # Before torch is imported: its thread pools count the cores then.
     keep_to(sys.argv[2])
     from tasks.runner.cli import main

@@ -24,12 +24,13 @@ from tasks.runner.config.compose import nearest
 from tasks.runner.paths import ROOT
 from tasks.runner.sweep import Sweep
 from tasks.runner.sweep_display import PlainTable
-from tasks.runner.sweep_jobs import BY_PARENT, Job, Work
+from tasks.runner.sweep_jobs import Job, Work
 from tasks.runner.sweep_rows import State
 from tasks.runner.sweep_slots import Slot
 
 MARK = ".slurm-job"  # in a cell's directory: the job that was last submitted for it
 UNTIL_KILLED = 600.0  # seconds a job waits after SIGTERM; SLURM's KillWait is 30 by default
+UNHEARD = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT}  # by what runs in a job
 SBATCH = "sbatch."  # prefix of options that go to sbatch as they are
 
 # Our name -> submitit's, and how its text is read.
@@ -113,11 +114,19 @@ class CellJob:
         raise UserError(f"{self.cell}: no longer a cell of {shlex.join(self.words)}; submit the sweep again")
 
     def start(self, job: Job, directory: Path, slot: Slot) -> subprocess.Popen:
-        """Start a job of the cell; it listens to this process alone, since SLURM signals both."""
+        """Start a job of the cell that hears SIGINT alone, which this process sends.
+
+        SLURM signals every process of a job, and two signals would mean: stop at once, without a checkpoint.
+        The others are blocked from before the job begins.
+        """
         if self.gpus > 1 and job.name == "run":
             command, experiment, *rest = job.words
             job = Job(job.name, (command, experiment, "--nproc", str(self.gpus), *rest), job.done)
-        return sweep_jobs.start(job, directory, slot, {BY_PARENT: "1"})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, UNHEARD)
+        try:
+            return sweep_jobs.start(job, directory, slot)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def parse(options: Sequence[str]) -> dict[str, Any]:

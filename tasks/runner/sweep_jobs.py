@@ -30,7 +30,6 @@ from tasks.runner.sweep_slots import Slot
 RUN_LOCK = ".lock"  # held by the run itself (training.py)
 SWEEP_LOCK = ".sweep.lock"  # held by the sweep, from its look at the records to the end of the cell's jobs
 LOG = "sweep.log"
-BY_PARENT = "XSA_STOPPED_BY_PARENT"  # set for a child that minds no stop but its parent's
 TAIL_BYTES = 4096  # of a metrics file, many points
 EVALUATION = "paper8"
 NONE: Mapping[str, Sequence[str]] = MappingProxyType({})
@@ -169,10 +168,8 @@ def is_held(path: Path) -> bool:
         return True
 
 
-def start(
-    job: Job, directory: Path, slot: Slot, variables: Mapping[str, str] = MappingProxyType({})
-) -> subprocess.Popen:
-    """Start a job in its slot, with more environment variables; what it prints is added to the cell's log."""
+def start(job: Job, directory: Path, slot: Slot) -> subprocess.Popen:
+    """Start a job in its slot; what it prints is added to the cell's log."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     cores = ",".join(map(str, slot.cores)) or "-"
@@ -184,7 +181,7 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **variables, **slot.environment, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, **slot.environment, "PYTHONPATH": os.pathsep.join(paths)},
             start_new_session=True,
         )
 

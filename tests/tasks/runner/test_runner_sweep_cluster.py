@@ -143,7 +143,7 @@ def test_options_of_the_other_launcher_are_refused(words, capsys, more, said):
 def test_several_gpus_of_a_cell_are_as_many_processes(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(
-        sweep_cluster.sweep_jobs, "start", lambda job, directory, slot, variables: seen.append(job.words)
+        sweep_cluster.sweep_jobs, "start", lambda job, directory, slot: seen.append(job.words)
     )
     job = SimpleNamespace(name="run", words=("run", "text/tiny", "seed=0"), done=lambda: False)
     CellJob((), "cell", gpus=4).start(job, tmp_path, None)
@@ -175,6 +175,9 @@ def test_a_preempted_job_writes_its_checkpoint_and_goes_on_when_it_is_queued_aga
         # What SLURM does before it takes the node away; the local executor's own process has no say in it.
         controller = f"/proc/{job.job_id}/task/{job.job_id}/children"
         (task,) = map(int, Path(controller).read_text().split())
+        (run,) = map(int, Path(f"/proc/{task}/task/{task}/children").read_text().split())
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            os.kill(run, number)  # SLURM signals every process of a job; the run minds its parent alone
         os.kill(task, signal.SIGUSR2)
         assert job.result() == 0
     finally:
