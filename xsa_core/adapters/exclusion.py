@@ -65,7 +65,7 @@ class Exclusion(nn.Module):
         Args:
             q: `B T H D`. k, v: `B S Hkv D`. own_v: `B T Hkv D`, values of the query tokens (`v` itself
                 where S = T).
-            call: how to attend; its backend is replaced by this layer's.
+            call: how to attend, made by :meth:`call`.
 
         Returns:
             `B T H D`.

@@ -34,7 +34,7 @@ class LayerReport:
 
     Attributes:
         path, adapter, cls: where it is, who knows it, its class before conversion.
-        kind: "self", or why it is left alone (cross, pooling, class, channel, ...).
+        kind: "self", why it is left alone (cross, pooling, class, channel, ...), or "unknown".
         variant: of a converted layer, else None.
         strength: of a converted layer whose variant has a fixed one, else None.
         reason: why it is not covered; empty for "self".
@@ -142,14 +142,21 @@ def converted_layers(model: nn.Module) -> dict[str, Exclusion]:
 
 
 def describe(model: nn.Module) -> list[LayerReport]:
-    """Every attention module of a model: converted, plain, or left alone with the reason."""
+    """Every attention module of a model: converted, plain, or left alone with the reason.
+
+    What looks like attention and no adapter knows comes last, with the kind "unknown".
+    """
     rows = []
-    for f in _find(model):
+    found = _find(model)
+    for f in found:
         exclusion = _exclusion(f)
         variant = strength = None
         if exclusion is not None:
             variant, strength = exclusion.variant_name, exclusion.strength
         rows.append(LayerReport(f.path, f.adapter, f.cls, f.kind, variant, strength, f.reason))
+    for path, module in _strangers(model, found):
+        name = type(module).__name__
+        rows.append(LayerReport(path, "", name, "unknown", None, None, "no adapter knows it"))
     return rows
 
 

@@ -190,6 +190,9 @@ def test_an_unknown_attention_stops_conversion_before_anything_is_touched(strang
         convert(model)
     assert type(model["mine"][1]).__name__ in str(caught.value)
     assert classes(model) == before
+    (row,) = [row for row in describe(model) if row.path.startswith("mine")]
+    assert row.kind in ("unknown", "unsupported")
+    assert row.reason
     convert(model, layers=lambda path: not path.startswith("mine"))
     assert sum(row.variant is not None for row in describe(model)) == LAYERS
 

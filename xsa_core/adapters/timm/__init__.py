@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xsa_core.adapters.layer import TableAdapter
-from xsa_core.adapters.timm import maps, mixed, tokens
+from xsa_core.adapters.timm import maps, mixed, tokens, windows
 
 _LAYERS = {
     "layers.attention.Attention": (tokens.PlainLayer, "vit_tiny_patch16_224"),
@@ -17,15 +17,15 @@ _LAYERS = {
     "models.convit.GPSA": (mixed.GatedPositionLayer, "convit_tiny"),
     "models.convit.MHSA": (tokens.SimpleLayer, "convit_tiny"),
     "models.cpubone.ConvAttention": (maps.StridedMapLayer, "cpubone_nano"),
-    "models.davit.WindowAttention": (tokens.DavitLayer, "davit_tiny"),
+    "models.davit.WindowAttention": (windows.DavitLayer, "davit_tiny"),
     "models.efficientformer.Attention": (tokens.RatioLayer, "efficientformer_l1"),
     "models.efficientformer_v2.Attention2d": (mixed.TalkingMapLayer, "efficientformerv2_s0"),
     "models.efficientvit_msra.CascadedGroupAttention": (maps.CascadedLayer, "efficientvit_m0"),
     "models.eva.EvaAttention": (tokens.EvaLayer, "eva02_tiny_patch14_224"),
     "models.fastvit.Attention": (maps.FastvitLayer, "fastvit_sa12"),
-    "models.gcvit.WindowAttentionGlobal": (tokens.GcvitLayer, "gcvit_xxtiny"),
+    "models.gcvit.WindowAttentionGlobal": (windows.GcvitLayer, "gcvit_xxtiny"),
     "models.gemma4_vit.Gemma4Attention": (tokens.Gemma4Layer, "the class alone"),
-    "models.hiera.MaskUnitAttention": (maps.HieraLayer, "hiera_tiny_224"),
+    "models.hiera.MaskUnitAttention": (windows.HieraLayer, "hiera_tiny_224"),
     "models.hieradet_sam2.MultiScaleAttention": (maps.HieradetLayer, "hieradet_small"),
     "models.iformer.SHMA": (maps.ModulationLayer, "iformer_t"),
     "models.levit.Attention": (maps.LevitLayer, "levit_128s"),
@@ -33,17 +33,17 @@ _LAYERS = {
     "models.maxxvit.Attention2d": (maps.MaxxvitLayer, "coatnet_0_rw_224"),
     "models.maxxvit.AttentionCl": (maps.MaxxvitLastLayer, "maxvit_rmlp_pico_rw_256"),
     "models.metaformer.Attention": (tokens.SimpleLayer, "caformer_s18"),
-    "models.nest.Attention": (maps.NestLayer, "nest_tiny"),
+    "models.nest.Attention": (windows.NestLayer, "nest_tiny"),
     "models.nextvit.EfficientAttention": (maps.UnpooledLayer, "nextvit_small"),
     "models.pvt_v2.Attention": (maps.PvtLayer, "pvt_v2_b0"),
     "models.shvit.SHSA": (maps.SingleHeadLayer, "shvit_s1"),
-    "models.swin_transformer.WindowAttention": (tokens.SwinLayer, "swin_tiny_patch4_window7_224"),
-    "models.swin_transformer_v2.WindowAttention": (tokens.SwinV2Layer, "swinv2_tiny_window8_256"),
-    "models.swin_transformer_v2_cr.WindowMultiHeadAttention": (tokens.SwinV2CrLayer, "swinv2_cr_tiny_224"),
+    "models.swin_transformer.WindowAttention": (windows.SwinLayer, "swin_tiny_patch4_window7_224"),
+    "models.swin_transformer_v2.WindowAttention": (windows.SwinV2Layer, "swinv2_tiny_window8_256"),
+    "models.swin_transformer_v2_cr.WindowMultiHeadAttention": (windows.SwinV2CrLayer, "swinv2_cr_tiny_224"),
     "models.tiny_vit.Attention": (tokens.RatioLayer, "tiny_vit_5m_224"),
     "models.tnt.Attention": (tokens.TntLayer, "tnt_s_legacy_patch16_224"),
     "models.twins.GlobalSubSampleAttn": (maps.UnpooledLayer, "twins_svt_small"),
-    "models.twins.LocallyGroupedAttn": (maps.TwinsLocalLayer, "twins_svt_small"),
+    "models.twins.LocallyGroupedAttn": (windows.TwinsLocalLayer, "twins_svt_small"),
     "models.vision_transformer.ParallelScalingBlock": (tokens.ParallelLayer, "the class alone"),
     "models.vision_transformer.DiffParallelScalingBlock": (
         tokens.DifferentialParallelLayer,
@@ -53,7 +53,7 @@ _LAYERS = {
         tokens.RelativeLayer,
         "vit_relpos_small_patch16_224",
     ),
-    "models.vision_transformer_sam.Attention": (maps.SamLayer, "samvit_base_patch16"),
+    "models.vision_transformer_sam.Attention": (windows.SamLayer, "samvit_base_patch16"),
     "models.visformer.Attention": (maps.MapLayer, "visformer_tiny"),
     "models.volo.Attention": (maps.VoloLayer, "volo_d1_224"),
 }

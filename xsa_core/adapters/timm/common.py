@@ -80,3 +80,13 @@ def cosine_queries_and_keys(q: Tensor, k: Tensor, logit_scale: Tensor) -> tuple[
     """Cosine attention as dot products of scale 1; `logit_scale` is log, `H 1 1`."""
     factor = torch.clamp(logit_scale, max=math.log(1.0 / 0.01)).exp()
     return F.normalize(q, dim=-1) * factor, F.normalize(k, dim=-1)
+
+
+def biased_projection(layer: Any, x: Tensor) -> Tensor:
+    """`qkv` with a bias for queries and values that is kept apart, as BEiT has it. `B N C` -> `B N 3*H*D`."""
+    if layer.q_bias is None:
+        return layer.qkv(x)
+    bias = torch.cat((layer.q_bias, layer.k_bias, layer.v_bias))
+    if layer.qkv_bias_separate:
+        return layer.qkv(x) + bias
+    return F.linear(x, layer.qkv.weight, bias)

@@ -1,4 +1,4 @@
-"""timm's attention over feature maps and over windows that the layer makes itself.
+"""timm's attention over feature maps.
 
 B batch   N tokens   H heads   D channels of a head   C channels   h, w height and width of a map
 """
@@ -234,77 +234,6 @@ class HieradetLayer(VoloLayer):
     def finish(self: Any, heads: Tensor) -> Tensor:
         """See the base."""
         return self.proj(heads)
-
-
-class SamLayer(QkvLayer):
-    """`models.vision_transformer_sam.Attention`: position bias that depends on the query, or rotation."""
-
-    def exclusive_forward(self: Any, x: Tensor) -> Tensor:
-        """`B h w C` -> `B h w C`."""
-        from timm.layers import apply_rot_embed_cat
-        from timm.models.vision_transformer_sam import get_decomposed_rel_pos_bias
-
-        size = tuple(x.shape[1:3])
-        q, k, v = self.split(x.flatten(1, 2))
-        q, k = self.q_norm(q), self.k_norm(k)
-        bias = None
-        if self.use_rel_pos:
-            flat = q.flatten(0, 1)  # B*H N D
-            bias = get_decomposed_rel_pos_bias(flat, self.rel_pos_h, self.rel_pos_w, size, size)
-            bias = bias.unflatten(0, q.shape[:2])
-        elif self.rope is not None:
-            rope = self.rope.get_embed()
-            q, k = apply_rot_embed_cat(q, rope).type_as(v), apply_rot_embed_cat(k, rope).type_as(v)
-        heads = self.attend(q, k, v, bias=bias, dropout_p=self.drop())
-        return self.finish(heads.unflatten(1, size))
-
-
-class HieraLayer(ConvertedLayer):
-    """`models.hiera.MaskUnitAttention`, within mask units or over all."""
-
-    @staticmethod
-    def sizes(module: Any) -> tuple[int, int]:
-        """See the base."""
-        return module.heads, module.head_dim
-
-    @staticmethod
-    def exception(module: Any) -> tuple[str, str] | None:
-        """Where a stage begins."""
-        return SUBSAMPLED_QUERIES if module.q_stride > 1 else None
-
-    def exclusive_forward(self: Any, x: Tensor) -> Tensor:
-        """`B N C` -> `B N C`; the tokens of a mask unit are a stride apart."""
-        if not self.use_mask_unit_attn:
-            return self.proj(self.attend(*split_heads(self.qkv(x), self.heads)))
-        units = x.shape[1] // self.window_size
-        qkv = self.qkv(x).unflatten(1, (-1, units)).transpose(1, 2)  # B units n 3*H*D
-        heads = self.attend(*split_heads(qkv.flatten(0, 1), self.heads))  # B*units n C
-        return self.proj(heads.unflatten(0, (-1, units)).transpose(1, 2).flatten(1, 2))
-
-
-class NestLayer(QkvLayer):
-    """`models.nest.Attention`: image blocks as an axis of their own."""
-
-    def exclusive_forward(self: Any, x: Tensor) -> Tensor:
-        """`B blocks N C` -> `B blocks N C`. Channels of the output are those of a head, then heads."""
-        heads = self.attend(*self.split(x.flatten(0, 1)), dropout_p=self.drop())
-        mixed = heads.unflatten(-1, (self.num_heads, -1)).transpose(-1, -2).flatten(-2)
-        return self.finish(mixed.unflatten(0, x.shape[:2]))
-
-
-class TwinsLocalLayer(QkvLayer):
-    """`models.twins.LocallyGroupedAttn`: the layer cuts the map into windows, padded with zeros."""
-
-    def exclusive_forward(self: Any, x: Tensor, size: Any) -> Tensor:
-        """`B N C` -> `B N C`."""
-        (h, w), s = size, self.ws
-        x = F.pad(x.unflatten(1, (h, w)), (0, 0, 0, -w % s, 0, -h % s))
-        x = x.unflatten(2, (-1, s)).unflatten(1, (-1, s)).transpose(2, 3)  # B rows columns s s C
-        grid = x.shape[:3]
-        heads = self.attend(*self.split(x.flatten(3, 4).flatten(0, 2)), dropout_p=self.drop())
-        heads = heads.unflatten(1, (s, s)).unflatten(0, grid).transpose(2, 3)
-        heads = heads.flatten(3, 4).flatten(1, 2)[:, :h, :w]
-        return self.finish(heads.flatten(1, 2))
 
 
 class UnpooledLayer(ConvertedLayer):

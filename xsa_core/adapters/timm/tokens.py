@@ -1,4 +1,4 @@
-"""timm's attention over one sequence of tokens, or over tokens of windows that the caller made.
+"""timm's attention over one sequence of tokens.
 
 B batch   N tokens   H heads   D channels of a head   C channels
 """
@@ -9,16 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from xsa_core.adapters.layer import ConvertedLayer
-from xsa_core.adapters.timm.common import (
-    QkvLayer,
-    cosine_queries_and_keys,
-    split_heads,
-    split_sizes,
-    window_bias,
-)
+from xsa_core.adapters.timm.common import QkvLayer, biased_projection, split_heads, split_sizes
 
 
 class PlainLayer(QkvLayer):
@@ -83,16 +76,6 @@ class RotaryLayer(QkvLayer):
         return self.finish(heads)
 
 
-def biased_projection(layer: Any, x: Tensor) -> Tensor:
-    """`qkv` with a bias for queries and values that is kept apart, as BEiT has it. `B N C` -> `B N 3*H*D`."""
-    if layer.q_bias is None:
-        return layer.qkv(x)
-    bias = torch.cat((layer.q_bias, layer.k_bias, layer.v_bias))
-    if layer.qkv_bias_separate:
-        return layer.qkv(x) + bias
-    return F.linear(x, layer.qkv.weight, bias)
-
-
 class EvaLayer(RotaryLayer):
     """`models.eva.EvaAttention`."""
 
@@ -126,23 +109,11 @@ class RelativeLayer(QkvLayer):
 
 
 class SimpleLayer(QkvLayer):
-    """No masks, no biases, no norms: MetaFormer, ConViT's MHSA; DaViT's windows."""
+    """No masks, no biases, no norms: MetaFormer and ConViT's MHSA."""
 
     def exclusive_forward(self: Any, x: Tensor) -> Tensor:
         """`B N C` -> `B N C`."""
         return self.finish(self.attend(*self.split(x), dropout_p=self.drop()))
-
-
-class DavitLayer(SimpleLayer):
-    """`models.davit.WindowAttention`: without dropouts."""
-
-    def drop(self: Any) -> float:
-        """None."""
-        return 0.0
-
-    def finish(self: Any, heads: Tensor) -> Tensor:
-        """See the base."""
-        return self.proj(heads)
 
 
 class TntLayer(QkvLayer):
@@ -259,60 +230,6 @@ class DifferentialParallelLayer(ParallelLayer):
     def heads(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         """See the base."""
         return self.difference(q, k, v, mask, causal)
-
-
-class SwinLayer(QkvLayer):
-    """`models.swin_transformer.WindowAttention`."""
-
-    def exclusive_forward(self: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`B*W N C` -> `B*W N C`."""
-        bias = window_bias(self._get_rel_pos_bias(), mask, x.shape[0])
-        return self.finish(self.attend(*self.split(x), bias=bias, dropout_p=self.drop()))
-
-
-class SwinV2Layer(QkvLayer):
-    """`models.swin_transformer_v2.WindowAttention`: cosine attention, positions through a small network."""
-
-    def position_bias(self: Any) -> Tensor:
-        """`1 H N N`."""
-        n = self.window_size[0] * self.window_size[1]
-        table = self.cpb_mlp(self.relative_coords_table).view(-1, self.num_heads)
-        bias = table[self.relative_position_index.view(-1)].view(n, n, -1).permute(2, 0, 1)
-        return 16 * torch.sigmoid(bias).unsqueeze(0)
-
-    def exclusive_forward(self: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`B*W N C` -> `B*W N C`."""
-        q, k, v = split_heads(biased_projection(self, x), self.num_heads)
-        q, k = cosine_queries_and_keys(q, k, self.logit_scale)
-        bias = window_bias(self.position_bias(), mask, x.shape[0])
-        return self.finish(self.attend(q, k, v, bias=bias, scale=1.0, dropout_p=self.drop()))
-
-
-class SwinV2CrLayer(QkvLayer):
-    """`models.swin_transformer_v2_cr.WindowMultiHeadAttention`."""
-
-    def exclusive_forward(self: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`B*W N C` -> `B*W N C`."""
-        q, k, v = self.split(x)
-        q, k = cosine_queries_and_keys(q, k, self.logit_scale.view(-1, 1, 1))
-        bias = window_bias(self._relative_positional_encodings(), mask, x.shape[0])
-        return self.finish(self.attend(q, k, v, bias=bias, scale=1.0, dropout_p=self.drop()))
-
-
-class GcvitLayer(QkvLayer):
-    """`models.gcvit.WindowAttentionGlobal` where its queries are its own."""
-
-    @staticmethod
-    def exception(module: Any) -> tuple[str, str] | None:
-        """Global queries are pooled from the whole image."""
-        if module.use_global:
-            return "cross", "its queries are pooled from the whole image: they have no own value"
-        return None
-
-    def exclusive_forward(self: Any, x: Tensor, q_global: Tensor | None = None) -> Tensor:
-        """`B*W N C` -> `B*W N C`."""
-        heads = self.attend(*self.split(x), bias=self.rel_pos.get_bias(), dropout_p=self.drop())
-        return self.finish(heads)
 
 
 class RatioLayer(ConvertedLayer):
