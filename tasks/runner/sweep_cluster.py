@@ -164,7 +164,9 @@ def parse(options: Sequence[str]) -> dict[str, Any]:
     if found["nodes"] != 1:
         raise UserError("--slurm: nodes=1, a cell runs on one node; give it more gpus, or use ./xsa run")
     found["setup"] = [f"export PYTHONPATH={shlex.quote(str(ROOT))}:$PYTHONPATH", *found.get("setup", [])]
-    return {"job_name": "xsa", "ntasks_per_node": 1, "additional_parameters": more, **found}
+    # submitit would set a workload key of its own name, which a cluster may not know.
+    fixed = {"job_name": "xsa", "ntasks_per_node": 1, "wckey": None}
+    return {**fixed, "additional_parameters": more, **found}
 
 
 def minutes(text: str) -> int:

@@ -77,6 +77,7 @@ def test_a_dry_run_shows_the_script_and_submits_nothing(lab, words, capsys):
         "--reservation=night",
         "--open-mode=append",
     }
+    assert "wckey" not in text
     assert not (lab.root / "runs").exists()
 
 
