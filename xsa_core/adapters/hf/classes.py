@@ -47,12 +47,12 @@ _ROLES = (
     (r"classattention", r"", "class"),
     (r"gatedattention|attentiongrucell", r"", "gate"),
     (r"deformableattention", r"", "deformable"),
-    (r"mergedattention|assistantattention", r"", "merged"),
+    (r"mergedattention|assistantattention|deepseekv4attention", r"", "merged"),
 )
 
 _REFUSED = {
     "deformable": "deformable attention samples places between tokens: there is no own value",
-    "merged": "it attends to the tokens and to a context at once",
+    "merged": "it attends to the tokens and to a context (or a summary of them) at once",
 }
 _SHARED = "it attends with the keys and values of an earlier layer, not with its own"
 _CLASSES = {kind: pattern for pattern, _, kind in _ROLES}
