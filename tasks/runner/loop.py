@@ -219,4 +219,9 @@ class Trainer:
             self.callbacks.on_metrics(self.step, kind, values)
 
     def _to_device(self, batch: Batch) -> Batch:
-        return tuple(part.to(self.device.device, non_blocking=True) for part in batch)
+        """Return the batch on the device; features in the type of the weights."""
+        place, master = self.device.device, self.device.master
+        return tuple(
+            part.to(place, master if part.is_floating_point() else part.dtype, non_blocking=True)
+            for part in batch
+        )
