@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from xsa_core.adapters.base import SELF, UNSUPPORTED
+from xsa_core.adapters.base import LEFT_ALONE, SELF, UNSUPPORTED
 from xsa_core.adapters.layer import plain_class
 from xsa_core.files import whole
 
@@ -57,33 +57,25 @@ def build(model_type: str, cls: str) -> nn.Module:
 
 def look(model: nn.Module) -> dict[str, Any]:
     """Attention classes of a model by kind, and whether it can be converted."""
-    from xsa_core.adapters.recognize import strangers
     from xsa_core.adapters.registry import describe
 
-    rows = describe(model)
-    unknown = strangers(model, {r.path for r in rows})
     classes: dict[str, dict[str, str]] = {}
-    for row in rows:
+    kinds: set[str] = set()
+    for row in describe(model):
         cls = plain_class(model.get_submodule(row.path))
         entry = {"kind": row.kind, "reason": row.reason, "adapter": row.adapter, "path": row.path}
+        if row.kind not in (SELF, UNSUPPORTED, *LEFT_ALONE):
+            entry |= {"kind": UNSUPPORTED, "reason": "no adapter knows it", "adapter": ""}
+        kinds.add(entry["kind"])
         name = f"{cls.__module__}.{cls.__qualname__}"
         before = classes.get(name, entry)
-        if {before["kind"], row.kind} == {
-            SELF,
-            UNSUPPORTED,
-        }:  # one class, converted in one place, not in another
+        if {before["kind"], entry["kind"]} == {SELF, UNSUPPORTED}:  # converted in one place, not in another
             before, entry = (before, entry) if before["kind"] == SELF else (entry, before)
             before["elsewhere"] = entry["reason"]
-        elif row.kind == SELF != before["kind"]:
+        elif entry["kind"] == SELF != before["kind"]:
             before = entry
         classes[name] = before
-    for path, module in unknown:
-        name = f"{type(module).__module__}.{type(module).__qualname__}"
-        reason = "no adapter knows it"
-        classes.setdefault(name, {"kind": UNSUPPORTED, "reason": reason, "adapter": "", "path": path})
-    kinds = {row.kind for row in rows}
-    refused = UNSUPPORTED in kinds or bool(unknown)
-    return {"convertible": SELF in kinds and not refused, "classes": classes}
+    return {"convertible": SELF in kinds and UNSUPPORTED not in kinds, "classes": classes}
 
 
 def run(model: nn.Module) -> list[str]:
