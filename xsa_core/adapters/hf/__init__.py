@@ -1,7 +1,12 @@
 """Exclusive self attention in models of Hugging Face transformers.
 
-The parts: `classes` (which modules are self attention), `attention` (the functions registered with
-transformers), `layer` (a converted module, which catches the own values), `install` (registration, loading
-and saving), `adapter` (what the registry of adapters calls). Nothing here imports transformers before a
-model of it is at hand; `import xsa_core.adapters.transformers` does, and registers the attention functions.
+    classes     which modules are self attention, by their code, class and place
+    attention   the functions registered with transformers; masks: the masks that go with them
+    layer       a converted module, which learns where the values of its own tokens are
+    install     registration; marks: what a config says of a conversion, saved and loaded
+    adapter     what the registry of adapters calls
+    walk        writes coverage.json, from every model type there is; table: reads it
+
+Nothing here imports transformers before a model of it is at hand; `import xsa_core.adapters.transformers`
+does, and registers the attention functions.
 """

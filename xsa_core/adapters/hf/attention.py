@@ -103,9 +103,8 @@ def xsa_eager(
     bias, position_bias = attention_mask, kwargs.pop("position_bias", None)
     if position_bias is not None:
         bias = position_bias if bias is None else bias + position_bias
-    scale = getattr(module, "scaling", None) if scaling is None else scaling
     call = EagerCall(
-        bias=bias, scale=scale, dropout_p=dropout, module=module, function=function, extras=kwargs
+        bias=bias, scale=scaling, dropout_p=dropout, module=module, function=function, extras=kwargs
     )
     own_v = _own_values(module, own, query, value)
     return _attend(exclusion, query, key, value, own_v, call), call.weights[0]
