@@ -108,12 +108,13 @@ def revert(model: nn.Module, layers: Layers = "all") -> nn.Module:
         The model.
 
     Raises:
-        ValueError: layers that are not there.
+        ValueError: layers that are not there, or sharded ones.
     """
     found = [f for f in _find(model) if f.kind == SELF]
     if found:
-        chosen = _select(found, layers)
-        _detach(model, [f for f in chosen if _exclusion(f) is not None])
+        chosen = [f for f in _select(found, layers) if _exclusion(f) is not None]
+        _refuse_sharded(chosen)
+        _detach(model, chosen)
     guard_loading(model)
     return model
 
@@ -234,14 +235,29 @@ def _refuse_strangers(model: nn.Module, found: Sequence[Found], layers: Layers) 
 
 
 def _refuse_wrapped(model: nn.Module, fresh: Sequence[Found], settings: Settings) -> None:
-    """DDP has counted the parameters already, and FSDP has exchanged the classes itself."""
+    """DDP has counted the parameters already, and FSDP has exchanged classes itself."""
     adds = settings.variant in ("xsa_learned", "head_norm", "random_direction")
     for path, module in model.named_modules():
-        kinds = {cls.__name__ for cls in type(module).__mro__}
-        if fresh and ("FSDPModule" in kinds or (adds and "DistributedDataParallel" in kinds)):
+        wrapped = _is_a(module, "FSDPModule") or (adds and _is_a(module, "DistributedDataParallel"))
+        if fresh and wrapped:
             raise ValueError(
                 f"{path or 'the model'} is wrapped for distributed training already: convert the model first"
             )
+
+
+def _refuse_sharded(found: Sequence[Found]) -> None:
+    """The plain class would put the sharding off with the exclusion."""
+    for f in found:
+        if _is_a(f.module, "FSDPModule"):
+            raise ValueError(
+                f"{f.path or 'the model'} is sharded: set_strength(model, 0) makes it plain, or revert the "
+                "model before it is sharded"
+            )
+
+
+def _is_a(module: nn.Module, name: str) -> bool:
+    """By name, since the classes are slow to import."""
+    return any(cls.__name__ == name for cls in type(module).__mro__)
 
 
 def _exclusion(found: Found) -> Exclusion | None:

@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -215,22 +216,59 @@ def test_compiled_models_give_the_same_and_follow_a_schedule(case: Case) -> None
     assert counter.frame_count == 1
 
 
-@few_classes
-def test_data_parallel_training_averages_the_same_gradients(case: Case, tmp_path) -> None:
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    """A process group of one."""
     import torch.distributed as dist
 
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@few_classes
+def test_data_parallel_training_gives_the_same_gradients(case: Case, one_process: None) -> None:
     plain = convert(case.model(torch.float64), variant="xsa_learned")
     expected = gradients(plain, case)
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        parallel = nn.parallel.DistributedDataParallel(plain, find_unused_parameters=True)
-        got = gradients(parallel, case)
-    finally:
-        dist.destroy_process_group()
+    got = gradients(nn.parallel.DistributedDataParallel(plain, find_unused_parameters=True), case)
     assert {name.removeprefix("module.") for name in got} == set(expected)
     assert any("exclusion.variant.raw_strength" in name for name in got)
     for name, grad in got.items():
         assert torch.equal(grad, expected[name.removeprefix("module.")]), name
+
+
+def test_sharded_models_are_exclusive_and_their_checkpoints_say_so(one_process: None, tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    case = CASES["timm-vit_tiny_patch16_224"]
+    model = convert(case.model(), strength=0.5)
+    for block in model.blocks:
+        fully_shard(block.attn)
+    fully_shard(model)
+    assert torch.equal(outputs(model, case), outputs(convert(case.model(), strength=0.5), case))
+    state = get_model_state_dict(model)
+    dcp.save(state, checkpoint_id=tmp_path / "saved")
+    set_strength(model, 1.0)
+    assert torch.equal(outputs(model, case), outputs(convert(case.model()), case))
+    dcp.load(state, checkpoint_id=tmp_path / "saved")
+    set_model_state_dict(model, state)
+    assert {layer.strength for layer in converted_layers(model).values()} == {0.5}
+    with pytest.raises(ValueError, match="is sharded"):
+        revert(model)
+    with pytest.raises(ValueError, match="convert the model first"):
+        convert(model, variant="head_norm")
+
+
+def test_saved_weights_are_tensors_that_safetensors_takes() -> None:
+    from safetensors.torch import load, save
+
+    case = CASES["torch-encoder"]
+    model = convert(case.model(), strength=0.5)
+    twin = convert(case.model(), strength=0.1)
+    twin.load_state_dict(load(save(model.state_dict())))
+    assert torch.equal(outputs(twin, case), outputs(model, case))
 
 
 def test_every_class_of_the_coverage_table_is_converted_here() -> None:
