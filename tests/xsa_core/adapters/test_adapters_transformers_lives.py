@@ -380,6 +380,22 @@ def test_a_model_inside_another_module_is_converted():
     assert some["body"].config._attn_implementation == "sdpa"
 
 
+def test_a_forward_that_someone_replaced_is_never_gone_around():
+    """What accelerate's hooks do: the old forward, bound, behind a new one on the instance."""
+    some = build("llama")
+    attention = some.model.layers[1].self_attn
+    attention.forward = functools.partial(attention.forward)
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn.*replaced"):
+        convert(some)
+    assert not converted_layers(some)
+    del attention.forward
+    convert(some)
+    original = type(attention).original
+    attention.forward = original.forward.__get__(attention)
+    with pytest.raises(ValueError, match="replaced after the conversion"):
+        run(some)
+
+
 def test_a_control_that_needs_positions_is_refused():
     with pytest.raises(ValueError, match="diag_masked"):
         convert(build("llama"), variant="diag_masked")

@@ -52,6 +52,11 @@ class TransformersAdapter:
                     f"{row.path} ({row.cls}) has no config that could name its attention function: leave it "
                     "out with layers=lambda path: ..."
                 )
+            if "forward" in vars(row.module):
+                raise ValueError(
+                    f"{row.path} ({row.cls}): its forward was replaced, as accelerate does when it spreads a "
+                    "model over devices; convert the model before that"
+                )
             build_exclusion(row.module, *self._sizes(row, settings), settings)
 
     def attach(self, model: nn.Module, found: Sequence[Found], settings: Settings) -> None:

@@ -231,7 +231,12 @@ def _state(module: nn.Module) -> tuple[Exclusion | None, OwnValues | None]:
         return None, None
     if exclusion.idle:
         return None, None
-    own = module.calls[thread()]
+    own = module.calls.get(thread())
+    if own is None:
+        raise ValueError(
+            f"the forward of {type(module).__name__} was replaced after the conversion by one that goes "
+            "around it: revert, and convert with the forward in place"
+        )
     return (None, None) if own.cross else (exclusion, own)
 
 
