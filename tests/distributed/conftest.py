@@ -53,6 +53,8 @@ SPREADS = [
     ("adamw", "ddp", 2), ("adamw", "fsdp", 4), ("muon", "ddp", 4), ("muon", "fsdp", 2),
     ("muon_torch", "ddp", 2), ("muon_torch", "fsdp", 4), ("half", "fsdp", 2),
 ]  # fmt: skip
+# Another model, another kind of data: a Vision Transformer of another library, with our attention.
+IMAGES = ("experiment=vision/digits", "optimizer=muon", "loop.eval_samples=6")
 # A run that is stopped after each step, by a signal to one rank, and goes on in another number of processes.
 CHAINS = {
     "4 shards to 2 shards to 1 to 2 copies": [("fsdp", 4), ("fsdp", 2), ("auto", 1), ("ddp", 2)],
@@ -117,7 +119,10 @@ def command(root: Path, name: str, words: Path, *changes: str) -> list[str]:
     chosen = {**SETTINGS, "data.path": str(words)}
     chosen |= {"output.runs": str(root / name / "runs"), "output.records": str(root / name / "records")}
     chosen |= dict(change.split("=", 1) for change in changes)
-    return ["run", "text/tiny", *(f"{key}={value}" for key, value in chosen.items())]
+    experiment = chosen.pop("experiment", "text/tiny")
+    if not experiment.startswith("text"):
+        chosen = {key: value for key, value in chosen.items() if not key.startswith(("data.", "model."))}
+    return ["run", experiment, *(f"{key}={value}" for key, value in chosen.items())]
 
 
 @pytest.fixture(scope="session")
@@ -137,6 +142,8 @@ def story(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
     for model, strategy, processes in SPREADS:
         name = f"{model} {strategy} {processes}"
         add(name, processes, *MODELS[model], f"loop.strategy={strategy}")
+    for strategy, processes in (("auto", 1), ("fsdp", 2)):
+        add(f"images {strategy} {processes}", processes, *IMAGES, f"loop.strategy={strategy}")
     for name, chain in CHAINS.items():
         for step, (strategy, processes) in enumerate(chain, start=1):
             stop = {} if step == len(chain) else {"signal": [processes - 1, step]}

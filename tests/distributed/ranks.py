@@ -7,6 +7,7 @@ with `status` and `stderr` of every rank.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -16,9 +17,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-import torch._dynamo  # the first optimizer imports it: once here instead of in every fork
 import torch.distributed as dist
-import torch.distributed.checkpoint
 from torch import nn
 
 from optimizers.muon import MuonWithAuxAdam, TorchMuonWithAdamW
@@ -26,6 +25,8 @@ from tasks.runner import cli, sharding, training
 from tasks.runner.config.compose import compose
 from tasks.runner.loop import Trainer
 
+# What the forks would import otherwise, each for itself.
+PRELOADED = ("torch._dynamo", "torch.distributed.checkpoint", "timm", "sklearn.datasets")
 CLASSES = {"muon": MuonWithAuxAdam, "muon_torch": TorchMuonWithAdamW}
 # Tall, wide, square, convolution, fewer rows than ranks; one never gets a gradient.
 SHAPES = ((7, 3), (3, 8), (5, 5), (6, 2, 3, 3), (2, 9))
@@ -169,5 +170,7 @@ def run(job: dict) -> list[dict]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    for module in PRELOADED:
+        importlib.import_module(module)
     compose(["experiment=text/tiny"])  # imports Hydra
     print(json.dumps([run(job) for job in json.load(sys.stdin)]))

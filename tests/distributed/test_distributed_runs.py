@@ -48,6 +48,22 @@ def test_data_are_those_of_one_process(story: Any, spread: tuple[str, str]) -> N
     assert record.config_hash == alone.config_hash
 
 
+def test_another_librarys_model_trains_as_in_one_process(story: Any) -> None:
+    """Images instead of text; this task's loss is formed in float32."""
+    name, alone = "images fsdp 2", "images auto 1"
+    assert_fine(story, alone)
+    assert_fine(story, name)
+    close = 8 * torch.finfo(torch.float32).eps
+    for value in ("loss", "grad_norm"):
+        want = story.curve(alone, "train", value)
+        assert story.curve(name, "train", value) == pytest.approx(want, rel=close)
+    found = story.weights(name)
+    for key, weight in story.weights(alone).items():
+        # Among them is the adapter's note on the variant, in which NaN stands for a learned strength.
+        torch.testing.assert_close(found[key], weight, rtol=0, atol=100 * close, equal_nan=True)
+    assert story.record(name).data.batches_sha256 == story.record(alone).data.batches_sha256
+
+
 def test_shards_in_bfloat16_compute_what_autocast_does(story: Any) -> None:
     """The same roundings but for the order of float32 sums, which a bfloat16 step may magnify to its own."""
     assert_fine(story, "half fsdp 2")
