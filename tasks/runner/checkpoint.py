@@ -10,9 +10,7 @@ temporary name, and its JSON file has size and sha256 of each of its files.
 import contextlib
 import hashlib
 import json
-import os
 import pickle
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +21,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from tasks.errors import UserError
 from tasks.runner import distributed, shards
+from tasks.runner.disk import facts_of, remove, sha256, sync
 from tasks.runner.distributed import Ranks
 from xsa_core.files import whole
 
 FORMAT = "xsa-checkpoint"
 VERSION = 1
-CHUNK = 1 << 22  # bytes hashed at a time
 ALONE = Ranks()
 REST = "rest.pt"  # what of a sharded checkpoint is not sharded
 
@@ -126,32 +124,10 @@ def write_manifest(path: Path, step: int, facts: dict[str, Any]) -> None:
     write_whole(path.with_suffix(".json"), lambda temporary: temporary.write_text(text))
 
 
-def facts_of(path: Path) -> dict[str, Any]:
-    """Return size and sha256 of a file."""
-    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a directory, if it is there."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def drop(path: Path) -> None:
     """Remove a checkpoint. The manifest goes first: a checkpoint without one does not exist."""
     path.with_suffix(".json").unlink(missing_ok=True)
     remove(path)
-
-
-def sync(path: Path) -> None:
-    """Bring a directory's entries to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
@@ -308,12 +284,3 @@ def resolve(where: str) -> Path:
             raise UserError(f"{path}: no checkpoint there; expected a run directory or a file step-N.pt")
         return found[-1]
     return path
-
-
-def sha256(path: Path) -> str:
-    """Return the sha256 of a file, in hex."""
-    digest = hashlib.sha256()
-    with path.open("rb") as handle:
-        while chunk := handle.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
