@@ -1,5 +1,7 @@
 """Configs: every mistake is answered in one line, and the hash says what a run computes."""
 
+import hashlib
+import json
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -299,3 +301,15 @@ def test_a_record_names_no_directory_of_the_machine():
 
     content = {"data": {"path": str(ROOT / "x.txt")}, "layers": [0], "home": str(Path.home() / "y")}
     assert portable(content) == {"data": {"path": "./x.txt"}, "layers": [0], "home": "~/y"}
+
+
+@pytest.mark.parametrize("strategy", ["auto", "ddp", "fsdp"])
+def test_how_a_run_is_spread_is_no_part_of_what_it_is(strategy: str) -> None:
+    """So a run may go on as shards that began as copies; and hashes from before there was a choice hold."""
+    config, before = load_config("text/tiny", [f"loop.strategy={strategy}"]), load_config("text/tiny")
+    for name in ("config_hash", "pair_hash", "cell_hash", "run_id"):
+        assert getattr(config, name)() == getattr(before, name)()
+    content = config.model_dump(mode="json", exclude={"output"}, exclude_defaults=True)
+    content["loop"].pop("strategy", None)
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    assert config.config_hash() == hashlib.sha256(text.encode()).hexdigest()[:16]
