@@ -193,3 +193,21 @@ def test_a_fine_tuned_model_learns_with_the_strength_raised_step_by_step() -> No
         losses.append(loss.item())
     assert {layer.strength for layer in converted_layers(model).values()} == {1.0}
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_padded_patches_have_no_influence() -> None:
+    torch.manual_seed(0)
+    model = timm.create_model(
+        "naflexvit_base_patch16_gap", embed_dim=32, depth=2, num_heads=2, num_classes=4, init_values=None
+    )
+    model = convert(model.double().eval())
+    patches = torch.randn(2, 9, 3 * 16 * 16, dtype=torch.float64)
+    rows, columns = torch.meshgrid(torch.arange(3), torch.arange(3), indexing="ij")
+    options = {
+        "patch_coord": torch.stack((rows, columns), dim=-1).reshape(1, 9, 2).expand(2, -1, -1),
+        "patch_valid": torch.arange(9) < torch.tensor([[9], [6]]),
+    }
+    noisy = torch.where(options["patch_valid"][..., None], patches, 7.0)
+    with torch.no_grad():
+        assert torch.equal(model(patches, **options), model(noisy, **options))
+        assert bool(torch.isfinite(model(patches, **options)).all())
