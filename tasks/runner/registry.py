@@ -10,6 +10,8 @@ TASKS = {
     "vision": "tasks.vision.spec:TASK",
     "keywords": "tasks.speech.spec:KEYWORDS",
     "transcription": "tasks.speech.spec:TRANSCRIPTION",
+    "contrastive": "tasks.multimodal.spec:CONTRASTIVE",
+    "captioning": "tasks.multimodal.spec:CAPTIONING",
 }
 
 
