@@ -47,6 +47,7 @@ class Exclusion(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
+        self.n_heads, self.head_dim = n_heads, head_dim
         self.variant_name, self.backend = variant, backend
         self.variant = build_variant(variant, n_heads, head_dim, strength)
         # Fixed strength, None for a variant that has none; the variant's own may be a tensor.
