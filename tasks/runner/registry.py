@@ -12,6 +12,7 @@ TASKS = {
     "transcription": "tasks.speech.spec:TRANSCRIPTION",
     "contrastive": "tasks.multimodal.spec:CONTRASTIVE",
     "captioning": "tasks.multimodal.spec:CAPTIONING",
+    "fusion": "tasks.multimodal.spec:FUSION",
 }
 
 

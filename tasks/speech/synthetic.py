@@ -1,4 +1,4 @@
-"""The embedded tier: words and short sentences said by eSpeak NG, built once and kept in the cache.
+"""The embedded tier: words, digits and short sentences said by eSpeak NG, built once and kept in the cache.
 
 Voices of the test side are heard in no training utterance, and sentences of the test side stand in none.
 """
@@ -25,6 +25,7 @@ WORDS = (
     "four", "five", "six", "seven", "eight", "nine", "bed", "bird", "cat", "dog", "happy", "house", "tree",
     "wow", "bad", "bat", "pin", "bin", "ship", "sheep", "fan", "van", "light", "night",
 )  # fmt: skip
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 SUBJECTS = ("the cat", "a dog", "my bird", "one ship", "the old house", "a happy sheep", "the red van")
 VERBS = ("sees", "finds", "wants", "likes", "follows", "turns to", "has")
 OBJECTS = ("two trees", "the light", "a small fan", "nine pins", "the night", "his bed", "six bats", "a bin")
@@ -67,12 +68,16 @@ class Spoken:
 class Recipe:
     """How many utterances of what."""
 
-    kind: str  # words or sentences
+    kind: str  # words, digits or sentences
     train: int
     test: int
 
 
-RECIPES = {"words": Recipe("words", 3000, 1520), "sentences": Recipe("sentences", 2400, 600)}
+RECIPES = {
+    "words": Recipe("words", 3000, 1520),
+    "digits": Recipe("digits", 1500, 600),
+    "sentences": Recipe("sentences", 2400, 600),
+}
 
 
 def sentences(*, train: bool) -> list[str]:
@@ -97,7 +102,8 @@ def _hashed(text: str) -> int:
 
 def script(recipe: Recipe, *, train: bool) -> list[Line]:
     """Return what one side says, in order: every text as often as any other, voice and manner by chance."""
-    texts = list(WORDS) if recipe.kind == "words" else sentences(train=train)
+    words = {"words": WORDS, "digits": DIGITS}
+    texts = list(words[recipe.kind]) if recipe.kind in words else sentences(train=train)
     count = recipe.train if train else recipe.test
     variants = TRAINING_VARIANTS if train else TEST_VARIANTS
     draws = seeded_words(5 * count, "speech", recipe.kind, train).reshape(count, 5)
