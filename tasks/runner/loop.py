@@ -18,6 +18,7 @@ from torch import nn
 from optimizers.schedule import lr_factor, set_learning_rate
 from tasks.base import Batch, Stream, Task
 from tasks.runner import rng, sharding
+from tasks.runner.averaging import AVERAGE, averaged
 from tasks.runner.config.schema import LoopConfig
 from tasks.runner.device import Device
 from tasks.runner.distributed import Ranks, gather, largest, total
@@ -74,6 +75,7 @@ class Trainer:
     def __post_init__(self) -> None:
         """Open the training data and fix the validation batches, which every rank goes through."""
         self.stream: Stream = open_stream(self.task, self.split)
+        self.average = averaged(self.plain_model, self.loop.ema)
         self.validation = [
             self._to_device(batch) for batch in self.task.validation(self.loop.eval_samples, self.split.micro)
         ]
@@ -128,6 +130,8 @@ class Trainer:
         )
         set_learning_rate(self.optimizer, factor)
         self.optimizer.step()
+        if self.average is not None:
+            self.average.update_parameters(self.plain_model)
         return loss_value, norm, factor
 
     def _passes(self, batches: list[Batch], shares: list[float]) -> torch.Tensor | float:
@@ -165,19 +169,25 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Evaluate on the fixed validation batches, note the result and return it."""
         start = time.perf_counter()
-        self.plain_model.eval()
+        model = self.trained_model.eval()
         with torch.no_grad(), self.device.autocast():
-            metrics = self.task.evaluate(self.plain_model, self.validation)
+            metrics = self.task.evaluate(model, self.validation)
         self.plain_model.train()
         self.trace.evaluation_seconds += time.perf_counter() - start
         self._log("validation", metrics)
         return metrics
+
+    @property
+    def trained_model(self) -> nn.Module:
+        """The model that is evaluated: with averaged weights where they are kept."""
+        return self.plain_model if self.average is None else self.average.module
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a bit-identical continuation needs; on all ranks at once."""
         states = gather(rng.capture(), self.ranks) or [None]  # the first rank has them all, and writes
         return {
             "model": self.plain_model.state_dict(),
+            **({AVERAGE: self.average.state_dict()} if self.average is not None else {}),
             "optimizer": self.optimizer.state_dict(),
             "stream": self.stream.state_dict(),
             "data_fingerprint": self.task.fingerprint,
@@ -203,6 +213,8 @@ class Trainer:
         self.plain_model.load_state_dict(
             {name: sharding.placed_like(value, shapes[name]) for name, value in state["model"].items()}
         )
+        if self.average is not None:
+            self.average.load_state_dict(state[AVERAGE])
         self.optimizer.load_state_dict(sharding.optimizer_state_placed(state["optimizer"], self.optimizer))
         self.stream.load_state_dict(state["stream"])
         self.trace.load_state_dict(state["trace"])

@@ -77,6 +77,11 @@ class Plan:
         return self.gpus * self.gpu.peak * self.utilisation / sum(self.flops)
 
     @property
+    def is_even(self) -> bool:
+        """Whether every GPU has as many samples of a step as any other."""
+        return self.tokens_per_step // self.sizes.length % self.gpus == 0
+
+    @property
     def days(self) -> float:
         """Return the days of the whole run."""
         return self.config.loop.max_steps * self.tokens_per_step / self.tokens_per_second / 86400
@@ -100,7 +105,7 @@ def make_plan(
         vocabulary: size; 0 takes that of the config's data.
 
     Raises:
-        UserError: a value out of range, a task without a model, a batch that does not divide.
+        UserError: a value out of range, a task without a model, fewer samples than GPUs.
     """
     if config.task not in MODELS:
         raise UserError(f"plan: no model of task {config.task}; there is one of {', '.join(MODELS)}")
@@ -115,12 +120,10 @@ def make_plan(
     model: Any = MODELS[config.task]
     sizes = model.sizes_of(config, vocabulary or model.vocabulary_of(config))
     samples = samples_per_step(config, sizes.length)
-    if samples % gpus:
-        near = [n for n in range(1, 2 * gpus + 1) if samples % n == 0]
+    if samples < gpus:
         raise UserError(
-            f"--gpus: the {samples} samples of a step do not divide over {gpus}; take "
-            f"{' or '.join(str(n) for n in sorted(near, key=lambda n: abs(n - gpus))[:2])}, "
-            "or another loop.global_batch"
+            f"--gpus: the {samples} samples of a step leave some of {gpus} without any; "
+            f"take at most {samples}, or a larger loop.global_batch"
         )
     precision = PRODUCT_BYTES.get(config.loop.precision)
     if precision is None:
@@ -129,7 +132,7 @@ def make_plan(
     muon = config.optimizer.name.startswith("muon")
     strategies = ("ddp", "fsdp") if gpus > 1 else ("single",)
     layouts = [
-        make_layout(name, sizes, GPUS[gpu], gpus, samples // gpus, wanted, precision, muon)
+        make_layout(name, sizes, GPUS[gpu], gpus, -(-samples // gpus), wanted, precision, muon)
         for name in strategies
     ]
     return Plan(
@@ -208,7 +211,8 @@ def memory_table(plan: Plan) -> Table:
     ]
     notes = [
         f"{layout.strategy}: peak at {layout.memory.moment}; {layout.micro_batch} x {layout.accumulation} x "
-        f"{plan.gpus} samples a step" + (f"; up to {layout.largest} fit" if layout.largest else "")
+        f"{plan.gpus} samples a step{'' if plan.is_even else ' at most'}"
+        + (f"; up to {layout.largest} fit" if layout.largest else "")
         for layout in plan.layouts
     ]
     return Table("memory", f"Memory on {plan.gpu.name}", tuple(columns), tuple(rows), tuple(notes))

@@ -7,6 +7,7 @@ import torch
 from results.record import BenchRecord, utc_now
 from tasks.errors import UserError
 from tasks.runner import checkpoint, recording
+from tasks.runner.averaging import trained_weights
 from tasks.runner.config.compose import schema_of, validate
 from tasks.runner.config.schema import LoopConfig, RunConfig
 from tasks.runner.device import choose_device
@@ -37,7 +38,7 @@ def probe_checkpoint(
     if task.fingerprint != loaded.content["data_fingerprint"]:
         raise UserError(f"{loaded.path}: trained on other data than those here; restore them, then probe")
     model = task.build_model()
-    model.load_state_dict(loaded.content["model"])
+    model.load_state_dict(trained_weights(loaded.content))
     model = model.to(chosen.device)
     batches = [(part[0].to(chosen.device),) for part in task.validation(samples, batch)]
     try:

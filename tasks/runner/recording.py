@@ -16,6 +16,7 @@ from tasks.runner.config.schema import RunConfig
 from tasks.runner.device import Device, cpu_name
 from tasks.runner.paths import ROOT
 from tasks.runner.trace import Trace
+from xsa_core.adapters import Exclusion
 from xsa_core.attention.backends import Request, check_backend, choose_backend
 from xsa_core.attention.module import SelfAttention
 from xsa_core.initialization import variant_parameter_names, weights_sha256
@@ -91,22 +92,22 @@ def model_facts(model: nn.Module) -> ModelFacts:
 
 def attention_backend(model: nn.Module, device: Device, tokens: int) -> str | None:
     """Return the backend that the model's self attention uses on whole samples; None without one."""
-    layer = next((module for module in model.modules() if isinstance(module, SelfAttention)), None)
+    layer = next((m for m in model.modules() if isinstance(m, SelfAttention | Exclusion)), None)
     if layer is None:
         return None
-    request = Request(
-        device=device.device.type,
-        dtype=device.precision,
-        masks=frozenset({"causal"} if layer.causal else ()),
-        T=tokens,
-        S=tokens,
-        heads=layer.n_heads,
-        kv_heads=layer.n_kv_heads,
-        key_size=layer.head_dim,
-        value_size=layer.head_dim,
-        dropout=layer.dropout > 0,
-        lse=layer.sink_k is not None,
-    )
+    where = {"device": device.device.type, "dtype": device.precision, "T": tokens, "S": tokens}
+    heads = {"heads": layer.n_heads, "key_size": layer.head_dim, "value_size": layer.head_dim}
+    if isinstance(layer, Exclusion):  # a converted encoder: every token sees every other
+        request = Request(**where, **heads, kv_heads=layer.n_heads, masks=frozenset())
+    else:
+        request = Request(
+            **where,
+            **heads,
+            kv_heads=layer.n_kv_heads,
+            masks=frozenset({"causal"} if layer.causal else ()),
+            dropout=layer.dropout > 0,
+            lse=layer.sink_k is not None,
+        )
     return choose_backend(request) if layer.backend == "auto" else check_backend(layer.backend, request)
 
 

@@ -141,12 +141,14 @@ def probe_run_id(config: RunConfig) -> str:
 def eval_job(config: RunConfig, directory: Path, more: Sequence[str] = ()) -> Job:
     """Return the job that evaluates the trained model downstream; `more` are options of ./xsa eval."""
     records = str(under_root(config.output.records))
+    limit = int(more[list(more).index("--limit") + 1]) if "--limit" in more else None
 
     def done() -> bool:
         # By the names of their files first: reading every record for every cell takes long.
         for path in Path(records).glob(f"eval-*{config.run_id()}*.json"):
             record = read_record(path)
-            if isinstance(record, EvalRecord) and record.checkpoint.config_hash == config.config_hash():
+            same = isinstance(record, EvalRecord) and record.checkpoint.config_hash == config.config_hash()
+            if same and record.limit == limit:  # a look at a few documents is not the evaluation
                 return True
         return False
 

@@ -2,6 +2,7 @@
 
 from tasks.errors import UserError
 from tasks.runner import checkpoint
+from tasks.runner.averaging import trained_weights
 from tasks.runner.config.compose import schema_of, validate
 from tasks.runner.paths import trained_path
 from tasks.text.trained import Trained, from_weights, import_model, is_exported
@@ -34,4 +35,4 @@ def load_trained(where: str, tokenizer: str | None = None) -> Trained:
         "cell_hash": config.cell_hash(),
         "data_fingerprint": loaded.content["data_fingerprint"],
     }
-    return from_weights(config, loaded.content["model"], history, tokenizer or config.data.tokenizer)
+    return from_weights(config, trained_weights(loaded.content), history, tokenizer or config.data.tokenizer)

@@ -290,7 +290,7 @@ def work(config: RunConfig, trainer: Trainer, directory: Path, display: Display)
             found = trainer.evaluate()
             save(trainer.step)
         # On every rank: of a sharded model none can compute alone.
-        sample = trainer.task.sample(trainer.plain_model, config.output.sample_bytes)
+        sample = trainer.task.sample(trainer.trained_model, config.output.sample_bytes)
         return {f"validation_{name}": value for name, value in found.items()}, sample
     finally:
         display.end()

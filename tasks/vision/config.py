@@ -28,7 +28,6 @@ class VisionModelConfig(Section):
     drop_path: float = BelowOne
     dropout: float = BelowOne
     label_smoothing: float = BelowOne
-    ema: float = Field(0.0, ge=0, lt=1, description="decay of averaged weights, which are evaluated; 0: off")
 
 
 class VisionDataConfig(Section):

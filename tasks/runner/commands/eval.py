@@ -6,8 +6,8 @@ eight tasks: ARC-Easy, BoolQ, HellaSwag, LAMBADA, OpenBookQA, PIQA, SocialIQA, W
 the same command goes on where it was.
 
 The paper does not say which of two accuracies its table shows. Assumed here is acc_norm, the choice whose
-log-probability per character is highest, where the harness offers it (ARC-Easy, HellaSwag, OpenBookQA, PIQA), and
-acc elsewhere; the record keeps both.
+log-probability per character is highest, where the harness offers it (ARC-Easy, HellaSwag, OpenBookQA,
+PIQA), and acc elsewhere; the record keeps both.
 
 With --data-dir nothing is asked of the network: DIR has a folder per task with SPLIT.jsonl or SPLIT-*.parquet
 in the columns of the data set on the Hugging Face hub (arc_easy/test, boolq_super_glue/validation,

@@ -57,6 +57,9 @@ class LoopConfig(Section):
     warmup_steps: NonNegativeInt = 0
     final_lr_fraction: Fraction = Field(0.1, description="learning rate at the end over its peak")
     clip_norm: NonNegativeFloat = Field(1.0, description="gradient norm above which it is scaled; 0: off")
+    ema: float = Field(
+        0.0, ge=0, lt=1, description="decay of averaged weights, which are evaluated instead; 0: off"
+    )
     eval_every: NonNegativeInt = Field(0, description="steps between evaluations; 0: only at the end")
     eval_samples: PositiveInt = Field(256, description="fixed validation samples of every evaluation")
     checkpoint_every: NonNegativeInt = Field(0, description="steps between checkpoints; 0: only at the end")

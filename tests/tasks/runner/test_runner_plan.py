@@ -5,7 +5,7 @@ import pytest
 from tasks.errors import UserError
 from tasks.runner import cli
 from tasks.runner.config.compose import load_config
-from tasks.runner.plan import GPUS, make_plan, warnings
+from tasks.runner.plan import GPUS, make_plan, memory_table, warnings
 
 
 def plan_of(experiment="text/paper_1.3b", gpu="h100", gpus=8, utilisation=0.4, **options):
@@ -52,7 +52,7 @@ def test_the_largest_micro_batch_is_taken_where_none_is_set():
     [
         (("--gpu", "h1000"), "unknown GPU 'h1000'"),
         (("--gpus", "0"), "expected at least 1, got 0"),
-        (("--gpus", "3"), "do not divide over 3; take 2 or 4"),
+        (("--gpus", "257"), "256 samples of a step leave some of 257 without any; take at most 256"),
         (("--utilisation", "40"), "at most 1, got 40"),
         (("loop.precision=float64",), "no memory model of loop.precision=float64"),
         (("loop.global_batch=5000",), "5000 tokens are not a multiple of the 2048"),
@@ -92,3 +92,10 @@ def test_an_unknown_task_is_a_user_error():
     config = load_config("text/tiny").model_copy(update={"task": "vision"})
     with pytest.raises(UserError, match="no model of task vision"):
         make_plan(config, "h100", 1, 0.4)
+
+
+def test_gpus_that_do_not_divide_the_batch_share_it_unevenly():
+    plan = plan_of("text/paper_1.3b", gpus=3, micro_batch=8)
+    (layout,) = [layout for layout in plan.layouts if layout.strategy == "fsdp"]
+    assert (layout.micro_batch, layout.accumulation) == (8, 11)  # 86, 85 and 85 of 256 samples
+    assert any("8 x 11 x 3 samples a step at most" in note for note in memory_table(plan).notes)
