@@ -34,8 +34,10 @@ class ContrastiveModelConfig(Section):
 
     @model_validator(mode="after")
     def _no_classifier(self) -> "ContrastiveModelConfig":
-        if self.image.label_smoothing or self.image.ema:
-            raise ValueError("model.image: label_smoothing and ema are of classifiers; leave them out here")
+        if self.image.label_smoothing:
+            raise ValueError(
+                "model.image.label_smoothing: is of classifiers; leave it out of a contrastive model"
+            )
         return self
 
 

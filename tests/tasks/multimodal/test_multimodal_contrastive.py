@@ -202,7 +202,7 @@ def test_the_temperature_starts_at_clips_and_stays_below_a_hundred(multimodal):
 def test_settings_that_cannot_be_used_get_one_line(multimodal):
     for override, message in (
         ("loop.micro_batch=4", "smaller passes would change it"),
-        ("model.image.ema=0.9", "leave them out here"),
+        ("model.image.label_smoothing=0.1", "is of classifiers"),
         ("data.image_size=32", "scenes have 24 pixels a side, got 32"),
         ("data.context=10", "captions of scenes need 18, got 10"),
         ("data.path=x", "set data.source too"),
