@@ -30,13 +30,17 @@ _PROJECTIONS = (
 )
 _NAME = re.compile(r"attention|attn|(?:^|_)mhsa?(?:$|_)|MSA$|MHSA?$", re.IGNORECASE)
 
+# Parts of attention that are none: what follows it in a block, or what is added to its logits.
+_PART = re.compile(r"(?:output|mlp|bias|norm|embeddings?|mask)$", re.IGNORECASE)
+
 
 def looks_like_attention(module: nn.Module) -> bool:
     """Whether a module's children and parameters, or the name of its class, are those of attention."""
     names = {*module._modules, *module._parameters}
     if any(projections <= names for projections in _PROJECTIONS):
         return True
-    return bool(_NAME.search(type(module).__name__)) and any(True for _ in module.parameters())
+    name = type(module).__name__
+    return bool(_NAME.search(name)) and not _PART.search(name) and any(True for _ in module.parameters())
 
 
 def strangers(model: nn.Module, known: set[str]) -> list[tuple[str, nn.Module]]:

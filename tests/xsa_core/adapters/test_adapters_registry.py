@@ -202,6 +202,13 @@ def test_blocks_around_attention_and_other_layers_are_not_taken_for_attention() 
         def __init__(self) -> None:
             super().__init__()
             self.attn, self.mlp = nn.MultiheadAttention(8, 2), nn.Linear(8, 8)
+            self.output, self.bias = SomeAttentionOutput(8, 8), RelativeAttentionBias(8, 8)
+
+    class SomeAttentionOutput(nn.Linear):
+        pass
+
+    class RelativeAttentionBias(nn.Embedding):
+        pass
 
     convert(AttentionBlock())
     for harmless in (nn.Linear(8, 8), nn.LSTM(8, 8), nn.Conv2d(3, 3, 1), nn.Embedding(4, 4)):
