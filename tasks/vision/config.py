@@ -45,6 +45,8 @@ class VisionDataConfig(Section):
     augment: Literal["none", "shift", "flip_crop", "rand"] = Field(
         "none", description="shift: for digits; flip_crop: random crop and mirror; rand: RandAugment too"
     )
+    noise: NonNegativeFloat = Field(0.0, description="of digits, training and test, in pixels of 0 to 1")
+    test_copies: PositiveInt = Field(1, description="of digits: test images, each under noise of its own")
     rand_augment: str = Field("rand-m9-mstd0.5-inc1", description="timm's policy of augment=rand")
     crop_scale: Fraction = Field(0.35, description="smallest area of a random crop, of the image's")
     erase: Fraction = Field(0.0, description="probability of a random erased rectangle")
@@ -69,6 +71,10 @@ class VisionDataConfig(Section):
             raise ValueError(
                 f"data.train, data.validation: source {self.source} has its own split; leave them out"
             )
+        if not digits and (self.noise or self.test_copies > 1):
+            raise ValueError(f"data.noise, data.test_copies: of digits, data.source is {self.source}")
+        if self.test_copies > 1 and not self.noise:
+            raise ValueError("data.test_copies: without data.noise all copies are the same; set both")
         if self.crop_scale == 0:
             raise ValueError("data.crop_scale: expected more than 0 and at most 1, got 0")
         return self

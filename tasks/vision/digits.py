@@ -39,12 +39,22 @@ class DigitsSource:
 
     Args:
         train: which side. image_size: pixels of a side, a multiple of 8. shift: move by up to a pixel.
+        noise: deviation of the noise that is added, in pixels of 0 to 1; copies: how often every image is
+            there. Without a generator, noise follows from the sample's number: copies of a test image differ.
 
     Raises:
         ValueError: another size.
     """
 
-    def __init__(self, *, train: bool, image_size: int = SIZE, shift: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        train: bool,
+        image_size: int = SIZE,
+        shift: bool = False,
+        noise: float = 0.0,
+        copies: int = 1,
+    ) -> None:
         if image_size % SIZE:
             raise ValueError(
                 f"data.image_size: digits have {SIZE} pixels a side, expected a multiple, got {image_size}"
@@ -52,25 +62,26 @@ class DigitsSource:
         images, labels = load_digits()
         chosen = split(labels)[0 if train else 1]
         self.images, self.labels = images[chosen], labels[chosen]
-        self.zoom, self.shift = image_size // SIZE, shift
-        self.fingerprint = hashlib.sha256(self.images.tobytes() + self.labels.tobytes()).hexdigest()
+        self.zoom, self.shift, self.noise, self.copies = image_size // SIZE, shift, noise, copies
+        how = repr((noise, copies)).encode() if noise or copies > 1 else b""
+        self.fingerprint = hashlib.sha256(self.images.tobytes() + self.labels.tobytes() + how).hexdigest()
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.labels) * self.copies
 
     def fetch(self, index: int, rng: np.random.Generator | None) -> tuple[Tensor, int, int]:
         """Return image (1, S, S) normalised, label, and a number for what mixes the batch."""
-        image, mix = self.images[index], 0
+        draw = rng or np.random.Generator(np.random.PCG64(seeded_words(2, "digits noise", index)))
+        number = index % len(self.labels)
+        image, mix = self.images[number], 0
         if rng is not None:
             if self.shift:
                 image = shifted(image, *rng.integers(-MAX_SHIFT, MAX_SHIFT + 1, 2))
             mix = int(rng.integers(2**31))
-        image = np.kron((image - MEAN) / STD, np.ones((self.zoom, self.zoom), np.float32))
-        return (
-            torch.from_numpy(np.ascontiguousarray(image, dtype=np.float32))[None],
-            int(self.labels[index]),
-            mix,
-        )
+        if self.noise:
+            image = image + self.noise * draw.standard_normal(image.shape)
+        large = np.kron((image - MEAN) / STD, np.ones((self.zoom, self.zoom), np.float32))
+        return torch.from_numpy(large.astype(np.float32))[None], int(self.labels[number]), mix
 
 
 def shifted(image: np.ndarray, down: int, right: int) -> np.ndarray:

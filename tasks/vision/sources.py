@@ -169,8 +169,9 @@ def open_sources(data: VisionDataConfig) -> tuple[Source, Source, int, int]:
         UserError, ValueError: data that are not there or not as expected.
     """
     if data.source == "digits":
-        train = DigitsSource(train=True, image_size=data.image_size, shift=data.augment == "shift")
-        return train, DigitsSource(train=False, image_size=data.image_size), CLASSES, 1
+        common = {"image_size": data.image_size, "noise": data.noise}
+        train = DigitsSource(train=True, shift=data.augment == "shift", **common)
+        return train, DigitsSource(train=False, copies=data.test_copies, **common), CLASSES, 1
     transforms = build_transforms(data)
     root = Path(data.path or "").expanduser()
     if not root.is_dir():

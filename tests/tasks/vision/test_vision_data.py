@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from tasks.errors import UserError
-from tasks.vision.digits import load_digits, shifted, split
+from tasks.vision.digits import STD, load_digits, shifted, split
 
 
 def test_digits_split_is_disjoint_complete_and_even_over_the_classes():
@@ -135,6 +135,8 @@ def test_a_label_beyond_the_classes_is_a_damaged_sample(vision, shards):
         (("data.source=folder", "data.path=x", "data.augment=shift"), "takes none, flip_crop or rand"),
         (("data.train=x",), "has its own split"),
         (("data.crop_scale=0",), "data.crop_scale"),
+        (("data.test_copies=2",), "all copies are the same"),
+        (("data.source=folder", "data.path=x", "data.noise=0.1"), "of digits"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(vision, overrides, message):
@@ -145,3 +147,21 @@ def test_settings_that_contradict_each_other_are_refused(vision, overrides, mess
 def test_digits_of_a_size_that_is_no_multiple_are_refused(vision):
     with pytest.raises(ValueError, match="expected a multiple, got 12"):
         vision("digits", "data.image_size=12")
+
+
+def test_noisy_digits_are_the_clean_ones_with_noise_of_the_size_asked_for(vision):
+    clean = vision("digits").held_out
+    noisy = vision("digits", "data.noise=0.4", "data.test_copies=3").held_out
+    assert len(noisy) == 3 * len(clean)
+    added = []
+    for copy in range(3):
+        for index in range(0, len(clean), 7):
+            number = copy * len(clean) + index
+            image, label, _ = noisy.fetch(number, None)
+            assert torch.equal(image, noisy.fetch(number, None)[0])
+            plain, expected, _ = clean.fetch(index, None)
+            assert label == expected
+            added.append((image - plain) * STD)
+    pixels = torch.stack(added)
+    assert pixels.std().item() == pytest.approx(0.4, rel=0.03)  # 16,512 draws: deviation 0.6%
+    assert not torch.equal(pixels[0], pixels[len(pixels) // 3])
