@@ -55,7 +55,7 @@ class ShardPairs:
     ) -> None:
         self.shards, self.chosen, self.data, self.classes = shards, list(chosen), data, classes
         self.fingerprint = f"{shards.fingerprint} {self.chosen if len(chosen) < len(shards) else 'all'}"
-        self.transform = _transform(data, train)
+        self.transforms = _transform(data, False), _transform(data, train)  # as it is, and augmented
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -72,7 +72,7 @@ class ShardPairs:
                 name = str(facts_of(files).get(self.data.class_key, ""))
                 label = self.classes.index(name) if name in self.classes else -1
             with seeded(seed):
-                return self.transform(picture), text, label
+                return self.transforms[rng is not None](picture), text, label
         except UnidentifiedImageError:
             reason = "not an image"
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:

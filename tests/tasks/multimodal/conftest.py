@@ -25,7 +25,10 @@ SMALL = {
     "scenes_captions": STACK,
     "spoken_digits": STACK,
 }
-SHARDS = ("data.image_size=16", "model.image.patch_size=8", "data.context=24", "data.workers=0")
+SHARDS = (
+    "data.image_size=16", "model.image.patch_size=8", "data.context=24", "data.workers=0",
+    "data.validation_fraction=0.3",
+)  # fmt: skip
 
 
 def picture(number, mode="RGB", size=16):
@@ -50,9 +53,9 @@ def multimodal():
 
 @pytest.fixture(scope="session")
 def few_spoken(tmp_path_factory):
-    """Spoken digits of a few utterances, in a cache of their own."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("XSA_CACHE", str(tmp_path_factory.mktemp("spoken")))
+    """Spoken digits of a few utterances, in a folder of their own; kernels stay where they are built."""
+    patch, folder = pytest.MonkeyPatch(), tmp_path_factory.mktemp("spoken")
+    patch.setattr(synthetic, "cache_root", lambda: folder)
     patch.setitem(synthetic.RECIPES, "digits", synthetic.Recipe("digits", 40, 20))
     yield
     patch.undo()
