@@ -10,11 +10,11 @@ import functools
 import torch
 from torch import Tensor
 
-from xsa_core.attention import backends, documents, flex, fused, projection, xformers_pair
+from xsa_core.attention import arguments, backends, documents, flex, fused, projection, xformers_pair
 from xsa_core.attention import sinks as sink_merging
 from xsa_core.attention.masks import Mask, resolve_mask
 from xsa_core.attention.precision import autocast_dtype, bias_as, without_autocast
-from xsa_core.attention.projection import Strength
+from xsa_core.attention.projection import Strength, accumulation_dtype
 from xsa_core.attention.reference import reference_attention, reference_exclude
 
 Sinks = tuple[Tensor, Tensor]
@@ -38,7 +38,11 @@ def exclude(y: Tensor, v: Tensor, strength: Strength = 1.0) -> Tensor:
 
     Raises:
         ValueError: if shapes or dtypes do not belong together, or the dtype has no arithmetic here.
+        RuntimeError: under ``torch.func`` transforms, forward-mode and second derivatives, which
+            :func:`xsa_core.attention.reference_exclude` has.
     """
+    arguments.check_given(y=y, v=v)
+    arguments.check_strength(strength, optional=False)
     projection.check_value_shape(y, v)
     dtype = autocast_dtype(y.device)
     if dtype is not None and y.dtype != torch.float64:
@@ -77,8 +81,8 @@ def exclusive_attention(
     for bit, as separate sequences.
 
     Under autocast the inputs take its dtype; the sums inside stay in the accumulation type. The fused
-    backends give first derivatives by reverse mode only: for second ones, and for ``torch.func`` transforms
-    (grad, vmap, jvp), use ``backend="reference"``.
+    backends give first derivatives by reverse mode only: for second ones, for forward mode, and for
+    ``torch.func`` transforms (grad, vmap, jvp), use ``backend="reference"``.
 
     Args:
         q: (B, T, H, Dk). k: (B, S, Hkv, Dk). v: (B, S, Hkv, Dv). Hkv divides H; query head h uses head h //
@@ -90,7 +94,7 @@ def exclusive_attention(
             tokens' own).
         strength: 1 is full exclusion; a number, or a tensor that broadcasts to (B, T, H) (so (H,) is one per
             head). None or 0 is plain attention by the same kernel.
-        scale: of the logits, 1/sqrt(Dk) by default.
+        scale: of the logits, a number, 1/sqrt(Dk) by default; multiply ``q`` by a learned one.
         dropout_p: probability of dropping an attention weight.
         sinks: (sink_k (N, Hkv, Dk), sink_v (N, Hkv, Dv)) that every query may attend besides the keys.
             Exclusion acts on the whole output, their part included.
@@ -101,13 +105,18 @@ def exclusive_attention(
 
     Raises:
         ValueError: for arguments that do not belong together, or a backend that cannot do this.
+        RuntimeError: for derivatives and transforms that only the reference has.
     """
+    arguments.check_given(q=q, k=k, v=v)
+    arguments.check_tensors(own_v=own_v, bias=bias)
+    arguments.check_strength(strength)
+    arguments.check_sinks_pair(sinks)
     q, k, v, own_v, bias, sinks = _autocast(q, k, v, own_v, bias, sinks)
+    arguments.check_call(q, k, v, bias, sinks, dropout_p, scale, causal)
     mask = resolve_mask(causal, mask)
     exclusive = isinstance(strength, Tensor) or bool(strength)
-    _check(q, k, v, bias, sinks, dropout_p)
     if exclusive:
-        _check_own_values(q, k, v, own_v, strength)
+        arguments.check_own_values(q, k, v, own_v, strength)
     request = backends.Request.of(q, k, v, mask, bias, dropout_p, lse=sinks is not None)
     name = backends.choose_backend(request) if backend == "auto" else backends.check_backend(backend, request)
     run = _RUNNERS[name]
@@ -137,9 +146,11 @@ def attention_with_lse(
     Raises:
         ValueError: as :func:`exclusive_attention`.
     """
+    arguments.check_given(q=q, k=k, v=v)
+    arguments.check_tensors(bias=bias)
     q, k, v, _, bias, _ = _autocast(q, k, v, None, bias, None)
+    arguments.check_call(q, k, v, bias, None, 0.0, scale, causal)
     mask = resolve_mask(causal, mask)
-    _check(q, k, v, bias, None, 0.0)
     request = backends.Request.of(q, k, v, mask, bias, lse=True)
     name = backends.choose_backend(request) if backend == "auto" else backends.check_backend(backend, request)
     with without_autocast(q.device):
@@ -150,6 +161,7 @@ def _run_with_lse(name, request, q, k, v, mask, bias, scale):
     if name == "reference":
         y, _, lse = reference_attention(q, k, v, mask=mask, bias=bias, scale=scale)
         return y, lse
+    q, scale = _positive_scale(q, scale)
     if name == "flex":
         return flex.attention(q, k, v, mask, scale)
     pattern, dense, kernel = _lower(request, name, q, mask, bias)
@@ -166,6 +178,7 @@ def _run_reference(request, q, k, v, mask, bias, own_v, strength, scale, dropout
 
 
 def _run_fused(name, request, q, k, v, mask, bias, own_v, strength, scale, dropout_p, sinks):
+    q, scale = _positive_scale(q, scale)
     pattern, dense, kernel = _lower(request, name, q, mask, bias)
     return fused.fused_attention(
         q,
@@ -183,6 +196,7 @@ def _run_fused(name, request, q, k, v, mask, bias, own_v, strength, scale, dropo
 
 
 def _run_flex(request, q, k, v, mask, bias, own_v, strength, scale, dropout_p, sinks):
+    q, scale = _positive_scale(q, scale)
     y, lse = flex.attention(q, k, v, mask, scale)
     if sinks is not None:
         y = sink_merging.merge(y, lse, q, *sinks, scale)
@@ -195,6 +209,20 @@ _RUNNERS = {
     "xformers": functools.partial(_run_fused, "xformers"),
     "flex": _run_flex,
 }
+
+
+def _positive_scale(q, scale):
+    """Queries and scale with the same logits and a scale above 0.
+
+    The kernels hide a key by -inf and take the largest logit of a row before they multiply by the scale,
+    which a negative scale turns round and one of 0 (in the accumulation type) makes NaN.
+    """
+    if scale is None:
+        return q, scale
+    tiny = torch.finfo(accumulation_dtype(q.dtype)).tiny
+    if scale >= tiny:
+        return q, scale
+    return (-q, -scale) if scale <= -tiny else (q * scale, 1.0)
 
 
 def _lower(request, name, q, mask, bias):
@@ -222,11 +250,12 @@ def _lower(request, name, q, mask, bias):
 
 
 def _dense_bias(q, S, mask, bias):
-    """Mask and bias together (B or 1, H or 1, T, S), in q's dtype or float32; None where there is neither."""
+    """Mask and bias together (B or 1, H or 1, T, S), in q's dtype or the type of its sums, the two that the
+    kernels read; None where there is neither."""
     B, T = q.shape[:2]
     dense = None
     if bias is not None:
-        dense = bias if bias.dtype in (q.dtype, torch.float32) else bias_as(bias, torch.float32)
+        dense = bias if bias.dtype == q.dtype else bias_as(bias, accumulation_dtype(q.dtype))
         dense = dense.reshape((1,) * (4 - dense.dim()) + dense.shape)
         dense = dense.expand(*dense.shape[:2], T, S)
     if mask.features:
@@ -245,77 +274,3 @@ def _autocast(q, k, v, own_v, bias, sinks):
     bias = None if bias is None else bias_as(bias, dtype)
     sinks = None if sinks is None else (sinks[0].to(dtype), sinks[1].to(dtype))
     return q, k, v, own_v, bias, sinks
-
-
-def _check(q, k, v, bias, sinks, dropout_p) -> None:
-    """Shapes and dtypes of one call."""
-    if not q.dim() == k.dim() == v.dim() == 4:
-        raise ValueError(
-            f"q, k, v must be (B, T, H, D), got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}; split "
-            "the heads first"
-        )
-    agree = (
-        q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1:3] == v.shape[1:3] and q.shape[3] == k.shape[3]
-    )
-    if not agree or k.shape[2] == 0 or q.shape[2] % k.shape[2]:
-        raise ValueError(
-            "expected q (B, T, H, Dk), k (B, S, Hkv, Dk), v (B, S, Hkv, Dv) with Hkv dividing H, got "
-            f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
-        )
-    if 0 in (*q.shape[1:], k.shape[1], v.shape[3]):
-        raise ValueError(
-            f"attention needs at least one query, key and head, got {tuple(q.shape)}, {tuple(k.shape)}, "
-            f"{tuple(v.shape)}; skip the empty sequence"
-        )
-    if not (q.dtype == k.dtype == v.dtype and q.dtype.is_floating_point):
-        raise ValueError(
-            f"q, k, v must share one floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}; cast them"
-        )
-    projection.check_dtype(q)
-    if not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
-    if bias is not None:
-        whole = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
-        fits = bias.dim() <= 4 and all(
-            b in (1, w) for b, w in zip(reversed(bias.shape), reversed(whole), strict=False)
-        )
-        if not fits or not bias.is_floating_point():
-            raise ValueError(
-                f"bias of shape {tuple(bias.shape)} and {bias.dtype} does not broadcast to (B, H, T, S) = "
-                f"{whole}; for a boolean mask use mask="
-            )
-    if sinks is not None:
-        _check_sinks(q, k, v, sinks, dropout_p)
-
-
-def _check_sinks(q, k, v, sinks, dropout_p) -> None:
-    expected = ((k.shape[2], k.shape[3]), (v.shape[2], v.shape[3]))
-    shapes = tuple(tuple(s.shape) for s in sinks)
-    if tuple(s[1:] for s in shapes) != expected or shapes[0][0] != shapes[1][0] or shapes[0][0] == 0:
-        raise ValueError(
-            f"sinks must be (N, Hkv, Dk) = (N, {expected[0][0]}, {expected[0][1]}) and (N, Hkv, Dv) = (N, "
-            f"{expected[1][0]}, {expected[1][1]}) with N >= 1, got {shapes[0]} and {shapes[1]}"
-        )
-    if any(s.dtype != q.dtype for s in sinks):
-        raise ValueError(
-            f"sinks must have q's dtype {q.dtype}, got {sinks[0].dtype} and {sinks[1].dtype}; cast them"
-        )
-    if dropout_p:
-        raise ValueError("attention dropout cannot be combined with sinks; set dropout_p=0 or use no sinks")
-
-
-def _check_own_values(q, k, v, own_v, strength) -> None:
-    B, T, H, _ = q.shape
-    if own_v is None and k.shape[1] != T:
-        raise ValueError(
-            f"exclusion with {T} queries and {k.shape[1]} keys needs own_v (B, T, Hkv, Dv), the values of "
-            "the query tokens; pass own_v, or strength=None for plain attention"
-        )
-    wanted = (B, T, v.shape[2], v.shape[3])
-    if own_v is not None and (tuple(own_v.shape) != wanted or own_v.dtype != v.dtype):
-        raise ValueError(
-            f"own_v must be {wanted} in {v.dtype}, got {tuple(own_v.shape)} in {own_v.dtype}; pass the "
-            "values of the query tokens"
-        )
-    if isinstance(strength, Tensor):
-        projection.expand_strength(strength, B, T, H)

@@ -258,7 +258,7 @@ def _math_forward(q, k, v, bias, causal, scale, dropout_p):
             keep = torch.rand_like(weights) >= dropout_p
             weights = weights * keep / (1 - dropout_p)
             kept.append(keep)
-        y = weights.view(B, Hkv, -1, S) @ values  # (B, Hkv, G t, Dv)
+        y = weights.view(B, Hkv, H // Hkv * (rows.stop - rows.start), S) @ values  # (B, Hkv, G t, Dv)
         outputs.append(_unfold(y, rows.stop - rows.start))
         sums.append(lse)
     y = torch.cat(outputs, dim=1).to(q.dtype).contiguous()
@@ -289,10 +289,10 @@ def _math_backward(dy, q, k, v, y, lse, bias, state, causal, scale, dropout_p, b
         if bias_grad:
             part = dbias if bias.shape[2] == 1 else dbias[..., rows, :]
             part += dlogits.sum_to_size(part.shape)
-        dlogits = dlogits.view(B, Hkv, -1, S) * scale
+        dlogits = dlogits.view(B, Hkv, H // Hkv * t, S) * scale
         dqs.append(_unfold(dlogits @ keys, t))
         dk += dlogits.mT @ _fold(q[:, rows], Hkv, acc)
-        dv += used.view(B, Hkv, -1, S).mT @ d
+        dv += used.view(B, Hkv, H // Hkv * t, S).mT @ d
     dq = torch.cat(dqs, dim=1).to(q.dtype)
     dbias = dbias.to(bias.dtype) if bias_grad else None
     return dq, dk.transpose(1, 2).to(k.dtype), dv.transpose(1, 2).to(v.dtype), dbias

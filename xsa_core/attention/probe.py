@@ -148,9 +148,8 @@ def token_statistics(
     y, lse = attention_with_lse(q, k, v, mask=mask, bias=call.bias, scale=scale)
     logit = scale * (q.unflatten(2, (-1, groups)) * k.unsqueeze(3)).sum(-1).flatten(2)  # B T H
     if call.bias is not None:
-        logit = logit + torch.diagonal(call.bias.to(wide), dim1=-2, dim2=-1).movedim(
-            -1, -2
-        )  # .. H T -> .. T H
+        full = call.bias.to(wide).expand(q.shape[0], q.shape[2], q.shape[1], k.shape[1])  # B H T T
+        logit = logit + torch.diagonal(full, dim1=-2, dim2=-1).transpose(1, 2)  # B H T -> B T H
     lse = lse.transpose(1, 2)  # B H T -> B T H
     if call.sinks is not None:
         y, lse = _with_sinks(q, y, lse, call.sinks, scale, groups)

@@ -234,7 +234,10 @@ def visible_mean(k: Tensor, v: Tensor, queries: int, call: Call) -> Tensor:
     if call.bias is not None:
         lowest = torch.finfo(call.bias.dtype).min / 2
         hidden = torch.zeros_like(call.bias).masked_fill_(call.bias.detach() <= lowest, -torch.inf)
-        if hidden.shape[-3] not in (1, k.shape[2]):  # one row per query head: the group's first stands for it
+        if hidden.dim() > 2 and hidden.shape[-3] not in (
+            1,
+            k.shape[2],
+        ):  # one row per query head: the group's first stands for it
             hidden = hidden[..., :: hidden.shape[-3] // k.shape[2], :, :]
     return replace(call, sinks=None, bias=hidden, dropout_p=0.0).attend(zero, k, v)
 

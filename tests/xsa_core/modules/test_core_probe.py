@@ -8,8 +8,8 @@ from test_core_module import inputs, make_layer
 from torch import nn
 
 from xsa_core import GPT, GPTConfig, Mask, initialize, probe
-from xsa_core.attention.probe import pair_cosines, probe_batches
-from xsa_core.attention.variants import VARIANTS
+from xsa_core.attention.probe import pair_cosines, probe_batches, token_statistics
+from xsa_core.attention.variants import VARIANTS, Call, build_variant
 
 EPS = np.finfo(np.float64).eps
 
@@ -142,3 +142,41 @@ def test_no_tensor_of_length_squared_is_made():
 def test_model_without_attention_layers_is_an_error():
     with pytest.raises(ValueError, match="Linear has no SelfAttention"):
         probe(nn.Linear(2, 2), torch.zeros(1, 2))
+
+
+SHAPES = [
+    (),
+    (7,),
+    (1,),
+    (7, 7),
+    (7, 1),
+    (1, 7),
+    (4, 7, 7),
+    (1, 1, 7),
+    (2, 4, 7, 7),
+    (2, 1, 1, 7),
+    (1, 4, 7, 1),
+]
+
+
+def biased(shape, hide):
+    """A call with a bias of this shape, and one with the same bias written out in full."""
+    bias = torch.randn(shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    if hide and shape[-1:] == (7,):
+        bias[..., 2] = -torch.inf
+    return Call(bias=bias), Call(bias=bias.expand(2, 4, 7, 7).contiguous())
+
+
+@pytest.mark.parametrize("hide", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("variant", ["xsa", "mean_direction", "diag_masked"])
+def test_a_bias_that_broadcasts_is_the_same_bias_written_out(variant, shape, hide):
+    q, k, v = (
+        torch.randn(2, 7, h, 8, generator=torch.Generator().manual_seed(h), dtype=torch.float64)
+        for h in (4, 2, 2)
+    )
+    act = build_variant(variant, 4, 8).double()
+    found, wanted = (act(q, k, v, v, call) for call in biased(shape, hide))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=200 * EPS)
+    found, wanted = (token_statistics(q, k, v, found, call) for call in biased(shape, hide))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=500 * EPS)
