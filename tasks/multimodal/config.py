@@ -8,7 +8,7 @@ from tasks.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFlo
 from tasks.speech.config import SpeechDataConfig
 from tasks.vision.config import VisionModelConfig
 
-SCENE = 24  # pixels of a side of an embedded scene; a test holds it equal to the drawing's
+SCENE = 20  # pixels of a side of an embedded scene; a test holds it equal to the drawing's
 LONGEST_CAPTION = 18  # words of a scene's caption with begin and end, likewise
 
 

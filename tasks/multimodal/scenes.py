@@ -18,7 +18,7 @@ from tasks.samples.order import seeded_words
 from tasks.vision.digits import MEAN, STD, load_digits, split
 from tasks.vision.digits import SIZE as DIGIT
 
-PLACE = 12  # pixels of a side of a place: a digit, and four to move it in
+PLACE = 10  # pixels of a side of a place: a digit, and two to move it in
 SIZE = 2 * PLACE
 TRAIN, TEST = 20_000, 2_000  # scenes of the sides
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

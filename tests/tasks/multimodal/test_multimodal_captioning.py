@@ -9,6 +9,8 @@ from tasks.multimodal.decoder import NO_TARGET, greedy
 from tasks.multimodal.scenes import CANDIDATES, KINDS
 from tasks.multimodal.vocabulary import BEGIN, END, PAD
 from tasks.runner.config.compose import load_config
+from xsa_core.adapters.probing import probe_converted
+from xsa_core.attention.probe import probe
 from xsa_core.attention.variants import VARIANTS
 from xsa_core.initialization import weights_sha256
 from xsa_core.roles import Role, parameter_roles
@@ -178,7 +180,7 @@ def test_every_parameter_has_a_role(multimodal):
 
 
 def test_captions_of_files_are_bytes_and_end_early_where_they_are_too_long(multimodal, shards):
-    overrides = ("data.source=img2dataset", f"data.path={shards}", "data.context=12", "model.patch_size=12")
+    overrides = ("data.source=img2dataset", f"data.path={shards}", "data.context=12", "model.patch_size=10")
     task = multimodal("scenes_captions", "attention=sa", *overrides)
     (batch,) = task.validation(4, 8)
     assert len(batch) == 3
@@ -192,9 +194,23 @@ def test_captions_of_files_are_bytes_and_end_early_where_they_are_too_long(multi
 
 @pytest.mark.parametrize(
     ("override", "message"),
-    [("model.patch_size=5", "no multiple of 5"), ("model.n_heads=3", "3"), ("attention.layers=first:9", "9")],
+    [("model.patch_size=6", "no multiple of 6"), ("model.n_heads=3", "3"), ("attention.layers=first:9", "9")],
 )
 def test_a_model_that_cannot_be_built_gets_one_line(multimodal, override, message):
     with pytest.raises((ValueError, UserError), match=message) as caught:
         multimodal("scenes_captions", "attention=xsa", override).build_model()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("experiment", ["scenes_captions", "scenes_contrastive", "spoken_digits"])
+def test_the_statistics_of_figure_1_are_found_in_every_layer(few_spoken, multimodal, experiment):
+    task = multimodal(experiment, "attention=sa")
+    model = task.build_model()
+    inputs = task.inputs(task.validation(4, 4)[0])
+    layers = probe(model, inputs)
+    if experiment == "scenes_contrastive":  # timm's layers are converted ones, with a probe of their own
+        layers += probe_converted(model, [inputs])
+        assert [layer.name.partition(".")[0] for layer in layers] == ["text", "text", "image", "image"]
+    assert len(layers) == (4 if experiment == "scenes_contrastive" else 2)
+    for layer in layers:
+        assert all(-1 <= value <= 1 for value in layer.means().values())

@@ -203,7 +203,7 @@ def test_settings_that_cannot_be_used_get_one_line(multimodal):
     for override, message in (
         ("loop.micro_batch=4", "smaller passes would change it"),
         ("model.image.label_smoothing=0.1", "is of classifiers"),
-        ("data.image_size=32", "scenes have 24 pixels a side, got 32"),
+        ("data.image_size=32", "scenes have 20 pixels a side, got 32"),
         ("data.context=10", "captions of scenes need 18, got 10"),
         ("data.path=x", "set data.source too"),
         ("data.augment=crop", "scenes are not cropped"),
