@@ -46,13 +46,10 @@ def packed_documents(mask: Mask, B: int, T: int, S: int) -> Packed | None:
     documents share a short row that a dense mask is faster, or an id returns after another one."""
     if T != S or "documents" not in mask.features or not mask.features <= {"documents", "causal"}:
         return None
-    if any(ids.is_inference() for ids in mask.document_ids):
-        return _packed(mask, B, S)  # changes of such tensors leave no trace, so nothing may be kept
-    plans = _PLANS.setdefault(mask, {})
-    key = (B, S, *(ids._version for ids in mask.document_ids))
-    if key not in plans:
-        plans[key] = _packed(mask, B, S)
-    return plans[key]
+    plans = _PLANS.setdefault(mask, {})  # a mask's ids are its own copy, so they do not change
+    if (B, S) not in plans:
+        plans[B, S] = _packed(mask, B, S)
+    return plans[B, S]
 
 
 def _packed(mask: Mask, B: int, S: int) -> Packed | None:

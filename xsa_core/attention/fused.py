@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from xsa_core.attention import kernel_pairs, projection_ops, sinks, xformers_pair
 from xsa_core.attention.precision import without_autocast
@@ -29,19 +30,40 @@ _HALF = (torch.bfloat16, torch.float16)
 PAIRS = {**kernel_pairs.PAIRS, "xformers": xformers_pair.PAIR}
 
 
+_ATTENTION = "fused exclusive attention has no {}; use backend='reference', which is plain autograd"
+_EXCLUDE = "exclude has no {}; use xsa_core.attention.reference_exclude, which is plain autograd"
+
+
 class _NoDoubleBackward(torch.autograd.Function):
     """Identity on the first gradients, where a graph of them is asked for; its backward says what to use."""
 
     @staticmethod
-    def forward(ctx, *tensors):
+    def forward(ctx, advice, *tensors):
+        ctx.advice = advice
         return tuple(t.view_as(t) if t is not None else None for t in tensors)
 
     @staticmethod
     def backward(ctx, *grads):
-        raise RuntimeError(
-            "fused exclusive attention has no second derivative; use backend='reference', which is plain "
-            "autograd"
-        )
+        raise RuntimeError(ctx.advice.format("second derivative"))
+
+
+def _refuse_transforms(advice: str, *tensors: object) -> None:
+    """Say in one line what torch would say in three, before it does. A traced graph has neither, and its
+    compiler takes no `jvp` that says it.
+
+    Raises:
+        RuntimeError: inside a ``torch.func`` transform, or for tensors with a forward-mode tangent.
+    """
+    if torch.compiler.is_compiling():
+        return
+    if torch._C._are_functorch_transforms_active():
+        raise RuntimeError(advice.format("torch.func transforms (grad, vmap, jvp)"))
+    if forward_ad._current_level >= 0:
+        duals = [
+            t for t in tensors if isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None
+        ]
+        if duals:
+            raise RuntimeError(advice.format("forward-mode derivative"))
 
 
 class _ExclusiveAttention(torch.autograd.Function):
@@ -108,12 +130,12 @@ class _ExclusiveAttention(torch.autograd.Function):
         if ds is not None:
             ds = ds.sum_to_size(strength.shape).to(strength.dtype)
         grads = (dq, dk, dv, down, ds, dbias, dsink_k, dsink_v)
-        return *_first_only(grads), None, None, None, None, None, None
+        return *_first_only(grads, _ATTENTION), None, None, None, None, None, None
 
 
-def _first_only(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+def _first_only(grads: tuple[Tensor | None, ...], advice: str) -> tuple[Tensor | None, ...]:
     """The gradients, made to refuse a second derivative where a graph of them is being recorded."""
-    return _NoDoubleBackward.apply(*grads) if torch.is_grad_enabled() else grads
+    return _NoDoubleBackward.apply(advice, *grads) if torch.is_grad_enabled() else grads
 
 
 def _full_strength(strength: Tensor | None, y: Tensor) -> Tensor | None:
@@ -154,6 +176,7 @@ def fused_attention(
     Returns:
         (B, T, H, Dv), contiguous.
     """
+    _refuse_transforms(_ATTENTION, q, k, v, bias, own_v, strength, *(sink_kv or ()))
     is_tensor = isinstance(strength, Tensor)
     exclusive = is_tensor or bool(strength)
     sink_k, sink_v = (None, None) if sink_kv is None else sink_kv
@@ -210,7 +233,7 @@ class _AttentionWithLse(torch.autograd.Function):
         g, bias_grad = _dense_rows(g), ctx.needs_input_grad[3]
         if kernel == "math":
             grads = pair.backward(g, q, k, v, y, lse, bias, state, *options, bias_grad, dlse)
-            return *_first_only(grads), None, None, None
+            return *_first_only(grads, _ATTENTION), None, None, None
         dq, dk, dv, dbias = pair.backward(g, q, k, v, y, lse, bias, state, *options, bias_grad)
         # d lse_i / d q_i = scale sum_j P_ij k_j is attention with the keys as values; the adjoint of that
         # attention gives the keys' part.
@@ -218,7 +241,7 @@ class _AttentionWithLse(torch.autograd.Function):
         weight = (dlse.transpose(1, 2).unsqueeze(-1) * scale).to(q.dtype)  # (B, T, H, 1)
         _, _, along, _ = pair.backward(weight * q, q, k, k, mean_key, again, bias, state, *options, False)
         grads = (dq + weight * mean_key, dk + along, dv, dbias)
-        return *_first_only(grads), None, None, None
+        return *_first_only(grads, _ATTENTION), None, None, None
 
 
 def attention_with_lse(
@@ -228,6 +251,7 @@ def attention_with_lse(
 
     Arguments as in :func:`fused_attention`.
     """
+    _refuse_transforms(_ATTENTION, q, k, v, bias)
     return _AttentionWithLse.apply(
         _dense_rows(q), _dense_rows(k), _dense_rows(v), bias, kernel, causal, scale
     )
@@ -251,11 +275,12 @@ class _Exclude(torch.autograd.Function):
         )
         if ds is not None:
             ds = ds.sum_to_size(strength.shape).to(strength.dtype)
-        return *_first_only((dy, dv, ds)), None
+        return *_first_only((dy, dv, ds), _EXCLUDE), None
 
 
 def exclude(y: Tensor, v: Tensor, strength: float | Tensor = 1.0) -> Tensor:
     """Exclusion of ``v`` (B, T, Hkv, D) from ``y`` (B, T, H, D) as one differentiable pass."""
+    _refuse_transforms(_EXCLUDE, y, v, strength)
     is_tensor = isinstance(strength, Tensor)
     return _Exclude.apply(
         _dense_rows(y), _dense_rows(v), strength if is_tensor else None, 1.0 if is_tensor else float(strength)

@@ -19,6 +19,9 @@ from torch import Tensor
 class Mask:
     """A conjunction of visibility rules; build one with the class methods and join them with ``&``.
 
+    Tensors are copied by the class methods: what backends keep for a mask stays true, whatever becomes of the
+    tensors it was made from.
+
     A query always sees its own position where it has one (T = S, or a rule that speaks of positions),
     whatever the other rules say: a padded token is left with itself instead of with nothing. ``exclude_self``
     is the one exception: then a token sees itself only when nothing else is visible to it.
@@ -54,10 +57,12 @@ class Mask:
         """Causal, but the first ``lengths`` keys of each sequence are visible to all its queries (prefix-LM).
 
         Raises:
-            ValueError: if ``lengths`` is neither an int of 0 or more nor a (B,) integer tensor.
+            ValueError: if ``lengths`` is neither an int of 0 or more nor a (B,) integer tensor of such.
         """
         if isinstance(lengths, Tensor):
             good, got = lengths.dim() == 1 and _counts(lengths), _described(lengths)
+            if good and _read((lengths < 0).any()):
+                good, got = False, f"{lengths.tolist()}"
         else:
             good, got = _whole(lengths) and lengths >= 0, repr(lengths)
         if not good:
@@ -65,7 +70,8 @@ class Mask:
                 f"prefix lengths must be an int >= 0 or a (B,) integer tensor, got {got}; pass one length "
                 "per sequence"
             )
-        return cls(causal_rule=True, prefix_lengths=lengths)
+        kept = lengths.clone() if isinstance(lengths, Tensor) else lengths
+        return cls(causal_rule=True, prefix_lengths=kept)
 
     @classmethod
     def padding(cls, key_padding: Tensor) -> Mask:
@@ -74,17 +80,16 @@ class Mask:
         Raises:
             ValueError: for another shape or dtype, or when a sequence has no real token at all.
         """
-        if key_padding.dim() != 2 or key_padding.dtype != torch.bool:
+        if not isinstance(key_padding, Tensor) or key_padding.dim() != 2 or key_padding.dtype != torch.bool:
             raise ValueError(
                 f"key padding must be a (B, S) bool tensor with True for real tokens, got "
                 f"{_described(key_padding)}; compare the lengths or pad ids first"
             )
-        # The check reads the data, which a traced graph cannot.
-        if not torch.compiler.is_compiling() and not bool(key_padding.any(dim=1).all()):
+        if _read(~key_padding.any(dim=1).all()):
             raise ValueError(
                 "key padding hides every token of a sequence; drop the empty sequence from the batch"
             )
-        return cls(key_padding=key_padding)
+        return cls(key_padding=key_padding.clone())
 
     @classmethod
     def window(cls, size: int) -> Mask:
@@ -107,11 +112,12 @@ class Mask:
         Raises:
             ValueError: for another number of dimensions or a dtype that is not an integer.
         """
-        if ids.dim() not in (1, 2) or not _counts(ids):
+        if not isinstance(ids, Tensor) or ids.dim() not in (1, 2) or not _counts(ids):
             raise ValueError(
                 f"document ids must be an integer tensor (B, S) or (S,), got {_described(ids)}; number the "
                 "documents"
             )
+        ids = ids.clone()
         return cls(document_ids=(ids if ids.dim() == 2 else ids[None],))
 
     def __and__(self, other: Mask) -> Mask:
@@ -227,8 +233,20 @@ def _whole(x: object) -> bool:
     return isinstance(x, (Integral, torch.SymInt)) and not isinstance(x, bool)
 
 
-def _described(x: Tensor) -> str:
-    return f"{x.dtype} of shape {tuple(x.shape)}"
+def _read(fault: Tensor) -> bool:
+    """The answer of a check on data; False where data cannot be read, in a traced graph or under vmap."""
+    if torch.compiler.is_compiling() or fault.is_meta:
+        return False
+    try:
+        return bool(fault)
+    except RuntimeError:
+        if torch._C._are_functorch_transforms_active():
+            return False
+        raise
+
+
+def _described(x: object) -> str:
+    return f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
 
 
 def _either(a, b, join):
@@ -261,4 +279,5 @@ def resolve_mask(causal: bool, mask: Mask | None) -> Mask:
             f"mask must be an xsa_core Mask, got {type(mask).__name__}; for key padding use "
             "Mask.padding(real_tokens), for an additive tensor use bias="
         )
-    return mask & Mask.causal() if causal else mask
+    strict = mask.causal_rule and mask.prefix_lengths is None  # the same object keeps what is kept for it
+    return mask & Mask.causal() if causal and not strict else mask

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from operator_oracle import assert_close, correlated, gradients
+from operator_oracle import assert_close, correlated, gradients, loop_attention
 
 from xsa_core.attention import Mask, attention_with_lse, exclusive_attention
 from xsa_core.attention.documents import packed_documents
@@ -214,17 +214,33 @@ def test_documents_that_a_dense_mask_serves_better_agree_with_the_reference(why)
     assert_close(*runs, torch.float64)
 
 
-def test_ids_that_change_in_place_are_read_again():
-    ids = torch.zeros(1, 300, dtype=torch.int64)
-    mask = Mask.documents(ids)
+@pytest.mark.parametrize("change", ["in place", "numpy", "data", "inference"])
+@pytest.mark.parametrize("rule", ["documents", "documents of one row", "padding", "prefix"])
+@pytest.mark.parametrize("used", [False, True])
+def test_a_mask_stays_what_it_was_whatever_becomes_of_its_tensor(rule, change, used):
+    content = {
+        "documents": np.arange(300)[None] // 100,
+        "documents of one row": np.arange(300) // 100,
+        "padding": np.arange(300)[None] < 200,
+        "prefix": np.array([70]),
+    }[rule]
+    with torch.inference_mode(change == "inference"):
+        tensor = torch.from_numpy(content) if change == "numpy" else torch.tensor(content)
+        mask = getattr(Mask, rule.split()[0])(tensor)
     q, k, v = (correlated(1, 300, 1, 8, seed=i) for i in range(3))
-    whole = exclusive_attention(q, k, v, mask=mask)
-    ids[:, 100:] = 1
-    halves = [
-        exclusive_attention(q[:, part], k[:, part], v[:, part]) for part in (slice(100), slice(100, 300))
-    ]
-    assert torch.equal(exclusive_attention(q, k, v, mask=mask), torch.cat(halves, dim=1))
-    assert not torch.equal(whole[:, :100], halves[0])
+    before = mask.to_dense(1, 300, 300, "cpu")
+    if used:
+        exclusive_attention(q, k, v, mask=mask)
+    if change == "numpy":
+        content[...] = 1
+    elif change == "data":
+        tensor.data.fill_(1)
+    else:
+        with torch.inference_mode(change == "inference"):
+            tensor.fill_(1)
+    assert torch.equal(mask.to_dense(1, 300, 300, "cpu"), before)
+    found = exclusive_attention(q, k, v, mask=mask)
+    assert_close([found], [loop_attention(q, k, v, visible=before[:, 0])], torch.float64)
 
 
 def test_several_descriptions_of_documents_hold_together():
@@ -272,6 +288,11 @@ def test_padding_across_sequences_of_another_length_hides_and_nothing_else():
     [
         (lambda: Mask.window(0), "at least the token itself"),
         (lambda: Mask.padding(torch.ones(2, 3)), "bool tensor"),
+        (lambda: Mask.padding([[True]]), "bool tensor .* got a list"),
+        (lambda: Mask.padding(None), "bool tensor .* got a NoneType"),
+        (lambda: Mask.documents([0, 1]), "integer tensor .* got a list"),
+        (lambda: Mask.prefix(None), "got None"),
+        (lambda: Mask.prefix(torch.tensor([2, -1])), r"got \[2, -1\]"),
         (lambda: Mask.padding(torch.tensor([[True, False], [False, False]])), "hides every token"),
         (lambda: Mask.documents(torch.zeros(2, 3)), "integer tensor"),
         (lambda: Mask.documents(torch.ones(2, 3, dtype=torch.bool)), "integer tensor"),

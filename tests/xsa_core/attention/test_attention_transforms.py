@@ -1,15 +1,17 @@
-"""The operator under torch.compile, autocast, checkpointing, and a second backward."""
+"""The operator under torch.compile, autocast, checkpointing, a second backward and torch.func."""
 
 import pytest
 import torch
 from operator_oracle import correlated, gradients
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from xsa_core.attention import Mask, attention_with_lse, exclude, exclusive_attention
 
 PADDING = torch.arange(9)[None] < torch.tensor([[9], [5]])
 DOCUMENTS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2])
+WITH_ALL = ("backend='reference'", "xsa_core.attention.reference_exclude")  # of attention, of exclude alone
 CASES = {
     "plain": (lambda q, k, v: exclusive_attention(q, k, v, causal=True, strength=None), 0),
     "xsa": (lambda q, k, v: exclusive_attention(q, k, v, causal=True), 0),
@@ -24,6 +26,7 @@ CASES = {
         lambda q, k, v: exclusive_attention(q, k, v, mask=Mask.documents(DOCUMENTS) & Mask.causal()),
         0,
     ),
+    "scale": (lambda q, k, v: exclusive_attention(q, k, v, causal=True, scale=-0.3), 0),
     "diag": (lambda q, k, v: exclusive_attention(q, k, v, mask=Mask.causal(exclude_self=True)), 0),
     "sinks": (lambda q, k, v, a, b: exclusive_attention(q, k, v, causal=True, sinks=(a[0, :3], b[0, :3])), 2),
     "bias": (lambda q, k, v, b: exclusive_attention(q, k, v, bias=b[:, :1, :1, :9] * 1.0), 1),
@@ -183,8 +186,68 @@ def test_a_second_derivative_is_refused_with_the_backend_that_has_it(case):
     inputs = [x.requires_grad_() for x in tensors(case)]
     out = CASES[case][0](*inputs)
     (first,) = torch.autograd.grad(out.square().sum(), inputs[:1], create_graph=True)
-    with pytest.raises(RuntimeError, match="backend='reference'"):
+    with pytest.raises(RuntimeError, match=f"second derivative; use {WITH_ALL[case == 'exclude']}"):
         first.sum().backward()
+
+
+TRANSFORMS = {
+    "grad": lambda f, x: torch.func.grad(lambda y: f(y).sum())(x),
+    "vmap": lambda f, x: torch.func.vmap(f)(torch.stack((x, x))),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x,)),
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+    "hessian": lambda f, x: torch.func.hessian(lambda y: f(y).sum())(x),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("case", ["xsa", "learned", "lse", "exclude"])
+def test_a_transform_is_refused_with_the_function_that_has_it(case, name):
+    first, *rest = tensors(case)
+    with pytest.raises(RuntimeError, match=f"torch.func.*; use {WITH_ALL[case == 'exclude']}") as caught:
+        TRANSFORMS[name](lambda x: CASES[case][0](x, *rest), first)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("case", ["xsa", "learned", "lse", "exclude"])
+def test_forward_mode_is_refused_with_the_function_that_has_it(case):
+    first, *rest = tensors(case)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(first, torch.ones_like(first))
+        with pytest.raises(RuntimeError, match=f"forward-mode.*; use {WITH_ALL[case == 'exclude']}"):
+            CASES[case][0](dual, *rest)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_the_reference_has_every_transform(name):
+    q, k, v = (correlated(1, 3, 1, 2, seed=i) for i in range(3))
+
+    def attend(x):
+        return exclusive_attention(x, k, v, causal=True, strength=0.5, backend="reference")
+
+    found = TRANSFORMS[name](attend, q)
+    if name == "vmap":
+        assert torch.equal(found, torch.stack((attend(q), attend(q))))
+        return
+    jacobian = torch.autograd.functional.jacobian(attend, q)  # reverse mode, an output at a time
+    wanted = {
+        "grad": lambda: jacobian.sum((0, 1, 2, 3)),
+        "jvp": lambda: (attend(q), (jacobian * q).sum((4, 5, 6, 7))),
+        "jacrev": lambda: jacobian,
+        "hessian": lambda: torch.autograd.functional.hessian(lambda x: attend(x).sum(), q),
+    }[name]()
+    torch.testing.assert_close(found, wanted, rtol=0, atol=64 * torch.finfo(torch.float64).eps)
+
+
+def test_each_sequence_of_a_vmap_has_its_own_padding():
+    q = correlated(2, 4, 1, 2, seed=0)
+    real = torch.tensor([[True] * 4, [True, True, False, False]])
+
+    def one(x, kept):
+        mask = Mask.padding(kept[None])
+        return exclusive_attention(*[x[None]] * 3, mask=mask, backend="reference")[0]
+
+    whole = exclusive_attention(q, q, q, mask=Mask.padding(real), backend="reference")
+    torch.testing.assert_close(torch.func.vmap(one)(q, real), whole)
 
 
 def test_the_reference_has_a_second_derivative():
