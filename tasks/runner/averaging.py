@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from tasks.runner.sharding import is_sharded
+
 AVERAGE = "average"  # of a checkpoint's content; "model" has the last weights
 
 
@@ -20,7 +22,7 @@ def averaged(model: nn.Module, decay: float) -> AveragedModel | None:
     """
     if not decay:
         return None
-    if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
+    if is_sharded(model):
         raise ValueError("loop.ema: averages are not kept of sharded weights; take loop.strategy=ddp")
     return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=False)
 

@@ -212,7 +212,9 @@ def verify(path: Path) -> None:
         return
     files = {path / name: facts for name, facts in manifest.get("files", {}).items()} or {path: manifest}
     for file, facts in files.items():
-        size = file.stat().st_size if file.is_file() else 0
+        if not file.is_file():
+            raise UserError(f"{file}: missing, its manifest names it; use another checkpoint")
+        size = file.stat().st_size
         if size != facts["bytes"]:
             raise UserError(
                 f"{file}: truncated or changed, {size} bytes instead of {facts['bytes']}; use another"

@@ -68,11 +68,22 @@ def launch(arguments: list[str], config: RunConfig, count: int) -> int:
             logs,
         )
         context.start()
-        forward_signals(context)
+        forwarded = forward_signals(context)
         result = context.wait(period=POLL)
         failures = result.failures if result else {}
         texts = {rank: read_tail(result.stderrs.get(rank)) for rank in failures} if result else {}
+    if (
+        forwarded
+        and failures
+        and all(ended_by(failure.exitcode, forwarded[0]) for failure in failures.values())
+    ):
+        return 128 + forwarded[0]  # asked for; where there was something to tell, the first process did
     return verdict(config, failures, context.first_failures or {}, texts, started)
+
+
+def ended_by(code: int, number: int) -> bool:
+    """Tell whether a process that ended with `code` was stopped by a signal that all of them got."""
+    return code in {-number, 128 + number, LOST}
 
 
 def check(config: RunConfig, count: int) -> None:
@@ -120,16 +131,23 @@ def environment(rank: int, count: int, port: int) -> dict[str, str]:
     }
 
 
-def forward_signals(context: Processes) -> None:
-    """Pass SIGINT and SIGTERM on: the first stops every process after the same step, the second at once."""
+def forward_signals(context: Processes) -> list[int]:
+    """Pass SIGINT and SIGTERM on: the first stops every process after the same step, the second at once.
+
+    Returns:
+        The list to which the signals that came are added.
+    """
+    forwarded: list[int] = []
 
     def forward(number: int, frame: object) -> None:
+        forwarded.append(number)
         for pid in context.pids().values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, forward)
+    return forwarded
 
 
 def read_tail(path: str | None) -> list[str]:

@@ -48,6 +48,11 @@ def blocks(model: nn.Module) -> Iterator[nn.Module]:
             yield from blocks(child)
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Tell whether a model's parameters are in shards."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
 def clip_gradients(parameters: list[nn.Parameter], limit: float) -> float:
     """Scale gradients to a norm of at most `limit`; return the norm before, over all shards."""
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

@@ -5,6 +5,7 @@ import errno
 import signal
 import sys
 import tempfile
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,7 @@ def as_before(device: Device, state: dict[str, Any], display: Display, ranks: Ra
 def work(config: RunConfig, trainer: Trainer, directory: Path, display: Display) -> tuple[dict, str | None]:
     """Train, evaluate, save; return the final metrics and a sample of what the model makes."""
     first, device = trainer.ranks.is_first, trainer.device.device
+    begun_at = trainer.step
     earlier_peak = trainer.trace.peak_memory
     sinks = metrics.open_sinks(config, directory, trainer.step) if first else []
 
@@ -288,9 +290,11 @@ def work(config: RunConfig, trainer: Trainer, directory: Path, display: Display)
         with stop_on_signal(ask):
             trainer.run()
             found = trainer.evaluate()
-            save(trainer.step)
-        # On every rank: of a sharded model none can compute alone.
-        sample = trainer.task.sample(trainer.trained_model, config.output.sample_bytes)
+            if trainer.step > begun_at:  # else it is there, and writing it anew could only lose it
+                save(trainer.step)
+        # On every rank: of a sharded model none can compute alone, nor in another type than it gathers in.
+        with trainer.device.autocast() if sharding.is_sharded(trainer.plain_model) else nullcontext():
+            sample = trainer.task.sample(trainer.trained_model, config.output.sample_bytes)
         return {f"validation_{name}": value for name, value in found.items()}, sample
     finally:
         display.end()

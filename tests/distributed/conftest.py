@@ -41,6 +41,7 @@ SETTINGS = {
     "model.bias": "true",
     "output.tensorboard": "false",
     "output.progress": "none",
+    "output.sample_bytes": "8",
 }
 # What is trained: every kind of parameter is in one of them.
 MODELS = {

@@ -18,7 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("experiment", help="for instance text/quick; ./xsa config lists them")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for instance attention=sa seed=3")
     parser.add_argument(
-        "--explain", choices=["optimizer"], help="train nothing; print how each parameter would be updated"
+        "--explain",
+        choices=["optimizer"],
+        help="train nothing; print how each parameter would be updated (opens the data: models depend on it)",
     )
     parser.add_argument(
         "--nproc",

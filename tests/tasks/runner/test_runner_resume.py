@@ -1,5 +1,6 @@
 """A killed or stopped run that goes on ends exactly as one that was never interrupted."""
 
+import errno
 import json
 import os
 import signal
@@ -284,3 +285,18 @@ def test_changed_data_are_refused(lab: Any, tmp_path: Path, monkeypatch: pytest.
         lab.train(f"data.path={text}")
     assert "\n" not in str(raised.value)
     assert lab.train(f"data.path={text}", fresh=True).record.status == "completed"
+
+
+def test_a_run_that_goes_on_from_its_last_step_does_not_touch_its_checkpoint(lab, monkeypatch):
+    one = "loop.keep_checkpoints=1"
+    first = lab.train(one)
+    first.record_path.unlink()  # as if the disk had been full when it was to be written
+
+    def full(*arguments: Any, **keywords: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(torch, "save", full)
+    again = lab.train(one)
+    assert again.record.status == "completed"
+    assert again.record.metrics == first.record.metrics
+    assert checkpoint.load(checkpoint.resolve(str(again.run_directory))).content["step"] == 6
