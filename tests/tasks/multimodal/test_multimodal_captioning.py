@@ -86,7 +86,8 @@ def test_loss_is_nats_per_token_of_the_captions(task):
             assert targets[row, :length].tolist() == [*tokens[row, 1:length].tolist(), END]
         assert float(task.loss(model, (images, tokens, targets))) == pytest.approx(nats / count)
     assert task.weight(batch) == count
-    found = task.evaluate(model, [(images, *batch[1:])])
+    with torch.no_grad():
+        found = task.evaluate(model, [(images, *batch[1:])])
     assert found["loss"] == pytest.approx(nats / count)
 
 
