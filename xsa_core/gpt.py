@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from xsa_core.attention.cache import KVCache
 from xsa_core.attention.masks import Mask
+from xsa_core.attention.module import check_sizes
 from xsa_core.checkpoint_io import load_model, save_model
 from xsa_core.generation import generate
 from xsa_core.layers import Stack, StackConfig, make_norm
@@ -37,8 +38,7 @@ class GPTConfig(StackConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.vocab_size, int) or self.vocab_size < 1:
-            raise ValueError(f"vocab_size must be a positive integer, got {self.vocab_size!r}")
+        check_sizes(vocab_size=self.vocab_size)
 
 
 class GPT(nn.Module):
@@ -106,6 +106,12 @@ class GPT(nn.Module):
         """Normalised output of the last block, `B T C`: what the head reads. Arguments as for `forward`."""
         if (tokens is None) == (embeddings is None):
             raise ValueError("give either tokens or embeddings, not both and not neither")
+        if tokens is not None and tokens.ndim != 2:
+            raise ValueError(f"expected tokens (B, T), got {tuple(tokens.shape)}")
+        if embeddings is not None and (embeddings.ndim != 3 or embeddings.shape[-1] != self.config.d_model):
+            raise ValueError(
+                f"expected embeddings (B, T, {self.config.d_model}), got {tuple(embeddings.shape)}"
+            )
         x = self.embedding(tokens) if embeddings is None else embeddings
         x = self.embedding_norm(x)
         if self.config.dropout:
@@ -113,10 +119,18 @@ class GPT(nn.Module):
         return self.final_norm(self.blocks(x, mask=mask, positions=positions, cache=cache))
 
     def make_cache(self, capacity: int | None = None) -> KVCache:
-        """An empty cache for this model, of `max_seq_len` positions unless told otherwise."""
-        return KVCache(
-            self.config.n_layers, min(capacity or self.config.max_seq_len, self.config.max_seq_len)
-        )
+        """An empty cache for this model, of `max_seq_len` positions unless told otherwise.
+
+        Raises:
+            ValueError: more positions than the model has, or fewer than one.
+        """
+        most = self.config.max_seq_len
+        check_sizes(capacity=capacity)
+        if capacity is not None and capacity > most:
+            raise ValueError(
+                f"a cache of {capacity} positions is larger than max_seq_len {most}: ask for less"
+            )
+        return KVCache(self.config.n_layers, most if capacity is None else capacity)
 
     def generate(
         self,

@@ -5,6 +5,7 @@ Axes: B batch, T positions, C channels of the residual stream, H heads, D channe
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,8 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from xsa_core.attention.cache import KVCache, default_positions
-from xsa_core.attention.module import SelfAttention, select_layers
+from xsa_core.attention.arguments import is_number
+from xsa_core.attention.backends import check_backend_name
+from xsa_core.attention.cache import KVCache, check_positions, default_positions, unchanged_on_error
+from xsa_core.attention.module import (
+    SelfAttention,
+    check_rope_base,
+    check_sinks_and_dropout,
+    check_sizes,
+    select_layers,
+)
 from xsa_core.attention.rope import Rotation
 from xsa_core.attention.variants import VARIANTS, check_strength
 from xsa_core.roles import ParameterRole, Role
@@ -68,33 +77,27 @@ class StackConfig:
     checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("n_layers", "n_heads", "d_model", "max_seq_len", "n_kv_heads", "head_dim"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        names = ("n_layers", "n_heads", "d_model", "max_seq_len", "n_kv_heads", "head_dim")
+        check_sizes(**{name: getattr(self, name) for name in names})
+        check_sinks_and_dropout(self.n_sinks, self.attention_dropout, "attention_dropout")
+        check_backend_name(self.backend)
         if self.head_dim is None and self.d_model % self.n_heads:
             raise ValueError(
                 f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}: give head_dim"
             )
         if self.n_heads % self.value_heads:
             raise ValueError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}")
-        if self.n_sinks < 0:
-            raise ValueError(f"n_sinks must be 0 or more, got {self.n_sinks}")
-        if self.n_sinks and self.attention_dropout:
-            raise ValueError("attention_dropout cannot be combined with n_sinks: set one of them to 0")
         if self.mlp_ratio <= 0:
             raise ValueError(f"mlp_ratio must be positive, got {self.mlp_ratio}")
-        for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
-        if self.rope_base is not None:
-            if self.rope_base <= 0:
-                raise ValueError(f"rope_base must be positive (or None: no positions), got {self.rope_base}")
-            if not 0 < self.rotary_fraction <= 1 or self.rotary_dim % 2 or self.rotary_dim < 2:
-                raise ValueError(
-                    f"rotary_fraction {self.rotary_fraction} of head size {self.head_size} leaves "
-                    f"{self.rotary_dim} channels to rotate: expected an even number of at least 2"
-                )
+        if not is_number(self.dropout) or not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout!r}")
+        check_rope_base(self.rope_base)
+        fits = 0 < self.rotary_fraction <= 1 and self.rotary_dim % 2 == 0 and self.rotary_dim >= 2
+        if self.rope_base is not None and not fits:
+            raise ValueError(
+                f"rotary_fraction {self.rotary_fraction} of head size {self.head_size} leaves "
+                f"{self.rotary_dim} channels to rotate: expected an even number of at least 2"
+            )
         if self.variant not in VARIANTS:
             raise ValueError(
                 f"unknown attention variant {self.variant!r}: expected one of {', '.join(VARIANTS)}"
@@ -210,7 +213,7 @@ class Stack(nn.ModuleList):
             x: `B T C`.
             mask: who may attend whom, see `SelfAttention.forward`.
             positions: `T` or `B T` int64; by default they follow those in the cache.
-            cache: keys and values of earlier positions; extended in place.
+            cache: keys and values of earlier positions; extended in place. After an error it is as it was.
 
         Returns:
             `B T C`.
@@ -230,13 +233,16 @@ class Stack(nn.ModuleList):
         if self.config.rope_base is not None:
             if positions is None:
                 positions = default_positions(x.shape[1], seen, x.device)
+            else:
+                check_positions(positions, *x.shape[:2])
             rotation = Rotation(positions, self.config.rotary_dim, self.config.rope_base, x.dtype)
         recompute = self.config.checkpointing and self.training and torch.is_grad_enabled() and cache is None
-        for layer, block in enumerate(self):
-            if recompute:
-                x = checkpoint(block, x, rotation, mask, use_reentrant=False)
-            else:
-                x = block(x, rotation, mask, cache.layers[layer] if cache is not None else None)
+        with contextlib.nullcontext() if cache is None else unchanged_on_error(cache):
+            for layer, block in enumerate(self):
+                if recompute:
+                    x = checkpoint(block, x, rotation, mask, use_reentrant=False)
+                else:
+                    x = block(x, rotation, mask, cache.layers[layer] if cache is not None else None)
         return x
 
     def declared_roles(self) -> dict[str, ParameterRole]:

@@ -218,14 +218,23 @@ def refusals(backend: Capability, request: Request) -> list[str]:
     ]
 
 
+def check_backend_name(name: str) -> None:
+    """Refuse what is neither 'auto' nor a backend.
+
+    Raises:
+        ValueError: with the names there are.
+    """
+    if name != "auto" and name not in BACKENDS:
+        raise ValueError(f"unknown attention backend {name!r}; use 'auto' or one of {', '.join(BACKENDS)}")
+
+
 def check_backend(name: str, request: Request) -> str:
     """``name`` if that backend can serve the request.
 
     Raises:
         ValueError: for an unknown backend, or one that cannot; says why and which could.
     """
-    if name not in BACKENDS:
-        raise ValueError(f"unknown attention backend {name!r}; use 'auto' or one of {', '.join(BACKENDS)}")
+    check_backend_name(name)
     if reasons := refusals(BACKENDS[name], request):
         others = [n for n, b in BACKENDS.items() if not refusals(b, request)]
         able = f"would work here: {', '.join(others)}" if others else "no backend can do this here"

@@ -1,13 +1,15 @@
 """Builds the C++ projection once, keeps it in the user's cache, and loads it.
 
-A missing compiler, a failed or hanging build and a broken file cost one warning; the plain torch version then
-serves. ``XSA_CPU_KERNEL=0`` turns the kernel off; ``XSA_CACHE`` names another cache folder.
+The build takes about half a minute of the first call on the CPU, and says so on stderr. A missing compiler, a
+failed or hanging build and a broken file cost one warning; the plain torch version then serves.
+``XSA_CPU_KERNEL=0`` turns the kernel off; ``XSA_CACHE`` names another cache folder.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import logging
 import os
@@ -16,6 +18,8 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -28,8 +32,8 @@ from xsa_core.files import cache_root, whole
 SOURCE = Path(__file__).with_name("csrc") / "projection.cpp"
 SEAL = ".sealed"
 VERSION_TIMEOUT_S = 30.0
-BUILD_TIMEOUT_S = 300.0
-LOCK_TIMEOUT_S = 330.0
+BUILD_TIMEOUT_S = 900.0  # a build that shares a core with much else is slow, not stuck
+LOCK_TIMEOUT_S = 930.0
 
 # What at::vec needs to pick its vector width: the macro of torch's own build and its instruction sets.
 _VECTOR_FLAGS = {
@@ -143,7 +147,7 @@ def build(target: Path) -> None:
     Raises:
         BuildError: with the first line of the compiler's complaint.
     """
-    _log.info("building the CPU kernel of the exclusion once, about half a minute: %s", target)
+    _announce("compiling the attention kernel for this CPU, once, about half a minute")
     with whole(target) as temporary:
         code, output = _run(build_command(temporary), BUILD_TIMEOUT_S)
         if code:
@@ -151,10 +155,20 @@ def build(target: Path) -> None:
             killed = code < 0 or "No space left" in output or "Killed" in output
             complaint = next((line for line in lines if "error" in line), lines[0])
             raise BuildError(f"the compiler failed: {complaint}", lasting=not killed)
+        if not temporary.exists():
+            raise BuildError(f"the compiler {compiler()[0]} produced no file")
         temporary.chmod(0o755)  # a cache may be shared
         seal = _seal(temporary)
     with whole(target.with_suffix(SEAL)) as temporary:
         temporary.write_text(seal)
+
+
+def _announce(message: str) -> None:
+    """One line on stderr before a wait that would look like a hang. A daemon thread works in the background:
+    whoever waits for it has a place of its own to say so."""
+    _log.info(message)
+    if not threading.current_thread().daemon:
+        print(f"xsa_core: {message}", file=sys.stderr, flush=True)
 
 
 def _seal(path: Path) -> str:
@@ -176,21 +190,25 @@ def load() -> Path:
     Raises:
         BuildError: if it can be neither built nor loaded.
     """
+    folder = _folder()
     try:
-        folder = _folder()
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"projection-{cache_key()}.so"
         kernel_cache.tidy(folder, older_than_s=2 * LOCK_TIMEOUT_S)
         if _why_not_loaded(target) is None:
             return target
-        with kernel_cache.lock(target.with_suffix(".lock"), LOCK_TIMEOUT_S):
+        wait = functools.partial(
+            _announce, "waiting for another process that is compiling the attention kernel"
+        )
+        with kernel_cache.lock(target.with_suffix(".lock"), LOCK_TIMEOUT_S, wait):
             if _why_not_loaded(target) is not None:  # else another process was faster
                 _build_and_load(target)
         return target
     except TimeoutError as error:
         raise BuildError(str(error), lasting=False) from None
     except OSError as error:
-        raise BuildError(str(error)) from error
+        where = f"cannot keep kernels in {folder}: {error.strerror or error}"
+        raise BuildError(f"{where}; set XSA_CACHE to a directory that can be written") from error
 
 
 def _build_and_load(target: Path) -> None:
@@ -227,6 +245,16 @@ def _why_not_loaded(path: Path) -> str | None:
     return None
 
 
+def _callers_level() -> int:
+    """The `stacklevel` of a warning of :func:`ready` that points at the user's line, past this library and
+    torch."""
+    inside = tuple(str(Path(module.__file__).parent) + os.sep for module in (torch, sys.modules["xsa_core"]))
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 @compile_time_constant
 def ready() -> bool:
     """Whether the C++ kernel serves in this process. The first call loads it, and builds it if need be."""
@@ -244,6 +272,6 @@ def ready() -> bool:
                     f"xsa_core runs without its CPU kernel, exact but slower: {error}; set XSA_CPU_KERNEL=0 "
                     "to silence this",
                     RuntimeWarning,
-                    stacklevel=2,
+                    stacklevel=_callers_level(),
                 )
     return _ready

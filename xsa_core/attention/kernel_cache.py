@@ -6,14 +6,15 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
 
 @contextlib.contextmanager
-def lock(path: Path, timeout_s: float) -> Iterator[None]:
+def lock(path: Path, timeout_s: float, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Exclusive between processes. The system releases it when its holder dies; the file goes at the end.
+    `on_wait` is called once if another process holds it.
 
     Raises:
         TimeoutError: if another process holds it for longer than `timeout_s`.
@@ -23,6 +24,9 @@ def lock(path: Path, timeout_s: float) -> Iterator[None]:
     while (handle := _taken(path)) is None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"another process has been building for {timeout_s:.0f} s")
+        if on_wait is not None:
+            on_wait()
+            on_wait = None
         time.sleep(0.2)
     with handle:
         try:

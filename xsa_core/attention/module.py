@@ -6,13 +6,16 @@ Axes: B batch, T tokens, S keys (cached ones included), C width, H query heads, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from xsa_core.attention.cache import LayerCache, default_positions
-from xsa_core.attention.masks import Mask
+from xsa_core.attention.arguments import broadcasts, is_number
+from xsa_core.attention.backends import check_backend_name
+from xsa_core.attention.cache import LayerCache, check_positions, default_positions, unchanged_on_error
+from xsa_core.attention.masks import Mask, resolve_mask
 from xsa_core.attention.rope import Rotation
 from xsa_core.attention.variants import Call, build_variant
 from xsa_core.roles import ParameterRole, Role
@@ -68,6 +71,9 @@ class SelfAttention(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
+        check_sizes(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim)
+        check_sinks_and_dropout(n_sinks, dropout)
+        check_backend_name(backend)
         if head_dim is None and d_model % n_heads:
             raise ValueError(
                 f"d_model {d_model} is not a multiple of n_heads {n_heads}: change one or give head_dim"
@@ -77,6 +83,9 @@ class SelfAttention(nn.Module):
         self.head_dim = head_dim or d_model // n_heads
         if n_heads % self.n_kv_heads:
             raise ValueError(f"n_heads {n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}")
+        if rope_base is None and rotary_dim is not None:
+            raise ValueError("rotary_dim needs rope_base: give a base, or leave rotary_dim out")
+        check_rope_base(rope_base)
         rotary_dim = self.head_dim if rotary_dim is None else rotary_dim
         if rope_base is not None and (rotary_dim % 2 or not 0 < rotary_dim <= self.head_dim):
             raise ValueError(
@@ -116,12 +125,29 @@ class SelfAttention(nn.Module):
             mask: who may attend whom, over all S keys; a causal layer joins it with the causal rule, unless
                 it has a prefix.
             positions: `T` or `B T` int64, used when `rotation` is None; by default they follow the cache.
-            cache: earlier keys and values; the new ones are appended.
+            cache: earlier keys and values; the new ones are appended. After an error it is as it was.
             value_embedding: `B T Hkv D`, added to the values.
 
         Returns:
             `B T C`.
+
+        Raises:
+            ValueError: shapes that do not fit; see also `exclusive_attention` and `LayerCache.append`.
         """
+        if x.ndim != 3 or x.shape[-1] != self.qkv.in_features:
+            raise ValueError(f"expected x (B, T, C) = (B, T, {self.qkv.in_features}), got {tuple(x.shape)}")
+        with contextlib.nullcontext() if cache is None else unchanged_on_error(cache):
+            return self._forward(x, rotation, mask, positions, cache, value_embedding)
+
+    def _forward(
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        mask: Mask | None,
+        positions: Tensor | None,
+        cache: LayerCache | None,
+        value_embedding: Tensor | None,
+    ) -> Tensor:
         q, k, v = self._project(x, value_embedding)
         if self.rope_base is not None:
             if rotation is None:
@@ -129,6 +155,8 @@ class SelfAttention(nn.Module):
                     positions = default_positions(
                         x.shape[1], cache.length if cache is not None else 0, x.device
                     )
+                else:
+                    check_positions(positions, *x.shape[:2])
                 rotation = Rotation(positions, self.rotary_dim, self.rope_base, q.dtype)
             q, k = self._rotate(q, k, rotation)
         own_v = v
@@ -165,6 +193,11 @@ class SelfAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
         if value_embedding is not None:
+            if not broadcasts(value_embedding.shape, v.shape):
+                raise ValueError(
+                    f"value_embedding must be (B, T, Hkv, D) = {tuple(v.shape)}, got "
+                    f"{tuple(value_embedding.shape)}"
+                )
             v = v + value_embedding.to(v.dtype)
         return q, k, v
 
@@ -172,6 +205,8 @@ class SelfAttention(nn.Module):
         return rotation(q), rotation(k)
 
     def _call(self, mask: Mask | None) -> Call:
+        if mask is not None:
+            mask = resolve_mask(False, mask)
         sinks = None
         if self.sink_k is not None and self.sink_v is not None:
             sinks = (self.sink_k, self.sink_v)
@@ -182,6 +217,41 @@ class SelfAttention(nn.Module):
             dropout_p=self.dropout if self.training else 0.0,
             backend=self.backend,
         )
+
+
+def check_sizes(**sizes: int | None) -> None:
+    """Refuse sizes that are not whole numbers above 0; None is a default.
+
+    Raises:
+        ValueError: with the name of the first one.
+    """
+    for name, size in sizes.items():
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+            raise ValueError(f"{name} must be a positive integer, got {size!r}")
+
+
+def check_rope_base(rope_base: float | None) -> None:
+    """Refuse a base without a power.
+
+    Raises:
+        ValueError: not a finite number above 0, nor None.
+    """
+    if rope_base is not None and not (is_number(rope_base) and rope_base > 0):
+        raise ValueError(f"rope_base must be a positive number (or None: no positions), got {rope_base!r}")
+
+
+def check_sinks_and_dropout(n_sinks: int, dropout: float, name: str = "dropout") -> None:
+    """Refuse a number of sinks or a dropout of attention weights that cannot be, or not together.
+
+    Raises:
+        ValueError: says which, and what to do.
+    """
+    if not isinstance(n_sinks, int) or isinstance(n_sinks, bool) or n_sinks < 0:
+        raise ValueError(f"n_sinks must be an integer of 0 or more, got {n_sinks!r}")
+    if not is_number(dropout) or not 0 <= dropout < 1:
+        raise ValueError(f"{name} must be in [0, 1), got {dropout!r}")
+    if n_sinks and dropout:
+        raise ValueError(f"{name} cannot be combined with n_sinks: set one of them to 0")
 
 
 def select_layers(layers: str | Sequence[int], n_layers: int) -> frozenset[int]:
@@ -196,7 +266,7 @@ def select_layers(layers: str | Sequence[int], n_layers: int) -> frozenset[int]:
     """
     expected = 'expected "all", "none", "first:k", "last:k" or a list of layer indices'
     if not isinstance(layers, str):
-        chosen = list(layers)
+        chosen = list(layers) if isinstance(layers, Iterable) else [None]
         if not all(isinstance(i, int) and not isinstance(i, bool) for i in chosen):
             raise ValueError(f"layers {layers!r} not understood: {expected}")
         wrong = [i for i in chosen if not -n_layers <= i < n_layers]

@@ -6,12 +6,13 @@ import stat
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from xsa_core.attention import cpu_kernel, kernel_cache
+from xsa_core.attention import cpu_kernel, exclude, kernel_cache
 
 ROOT = Path(__file__).parents[3]
 
@@ -27,6 +28,9 @@ assert z.detach().sum(-1).abs().max() < 1e-4, z
 assert y.grad.abs().max() < 1e-5, y.grad
 print("kernel" if cpu_kernel.ready() else "plain")
 """
+
+
+ANNOUNCED = "xsa_core: compiling the attention kernel for this CPU, once, about half a minute\n"
 
 
 def run(cache, **environment):
@@ -60,9 +64,10 @@ def copying_compiler(tmp_path):
 
 
 def test_one_build_serves_later_processes(tmp_path, copying_compiler):
-    for _ in range(2):
+    for use in range(2):
         done = run(tmp_path / "cache", CXX=copying_compiler)
         assert done.stdout.strip() == "kernel", done.stderr
+        assert done.stderr.count(ANNOUNCED) == (use == 0), "the build is announced, a second use is not"
     assert (tmp_path / "calls").read_text().splitlines() == ["call"]
     left = {p.suffix for p in (tmp_path / "cache" / "kernels").iterdir()}
     assert left == {".so", cpu_kernel.SEAL}
@@ -160,7 +165,10 @@ def test_a_lock_that_its_holder_removed_is_not_mistaken_for_the_new_one(tmp_path
         ({"CXX": 'g++ "-O2'}, 'CXX=g\\+\\+ "-O2 is not a command: No closing quotation'),
         ({"CXX": "/nowhere/c++"}, "the compiler /nowhere/c\\+\\+ does not start: No such file"),
         ({"CXX": "/"}, "the compiler / does not start: Permission denied"),
-        ({"XSA_CACHE": "/proc/nowhere"}, "/proc/nowhere"),
+        (
+            {"XSA_CACHE": "/proc/nowhere"},
+            "cannot keep kernels in /proc/nowhere/kernels: .*; set XSA_CACHE to",
+        ),
         ({"XSA_CACHE": "~nobodyhere/x"}, "home directory.*Set XSA_CACHE"),
     ],
     ids=str,
@@ -174,6 +182,7 @@ def test_what_prevents_a_build_is_one_warning_with_the_reason(monkeypatch, envir
         ready = [cpu_kernel.ready(), cpu_kernel.ready()]
     assert ready == [False, False]
     assert len(caught) == 1
+    assert caught[0].filename == __file__
     assert "\n" not in str(caught[0].message)
 
 
@@ -217,6 +226,40 @@ def test_switched_off_it_is_silent(tmp_path):
     done = run(tmp_path / "cache", XSA_CPU_KERNEL="0", CXX="/nowhere/c++")
     assert done.stdout.strip() == "plain"
     assert "Warning" not in done.stderr
+
+
+def test_a_compiler_that_writes_nothing_is_said_to(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("CXX", script(tmp_path / "idle", "exit 0\n"))
+    with pytest.raises(cpu_kernel.BuildError, match="idle produced no file"):
+        cpu_kernel.build(tmp_path / "kernel.so")
+    assert capfd.readouterr().err == ANNOUNCED
+
+
+def test_a_build_in_the_background_leaves_the_terminal_alone(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("CXX", script(tmp_path / "copying", 'for last; do :; done; echo x > "$last"\n'))
+    thread = threading.Thread(target=cpu_kernel.build, args=(tmp_path / "kernel.so",), daemon=True)
+    thread.start()
+    thread.join()
+    assert (tmp_path / "kernel.so").exists()
+    assert capfd.readouterr().err == ""
+
+
+def test_who_waits_for_another_process_is_told_once(tmp_path):
+    path, told = tmp_path / "x.lock", []
+    with kernel_cache.lock(path, 1.0), pytest.raises(TimeoutError):  # noqa: SIM117 - the order matters
+        with kernel_cache.lock(path, 0.5, lambda: told.append(1)):
+            pass
+    assert told == [1]
+
+
+def test_the_warning_points_at_the_line_that_called_the_library(monkeypatch):
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    monkeypatch.delenv("XSA_CPU_KERNEL", raising=False)
+    monkeypatch.setattr(cpu_kernel, "_ready", None)
+    x = torch.ones(1, 2, 2, 4, requires_grad=True)
+    with pytest.warns(RuntimeWarning, match="without its CPU kernel") as caught:
+        exclude(x, x)
+    assert caught[0].filename == __file__
 
 
 def test_a_build_that_hangs_is_given_up(tmp_path, monkeypatch):

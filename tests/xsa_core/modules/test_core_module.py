@@ -11,6 +11,7 @@ from xsa_core.attention.cache import LayerCache
 from xsa_core.attention.masks import Mask
 from xsa_core.attention.module import SelfAttention, select_layers
 from xsa_core.attention.variants import VARIANTS
+from xsa_core.gpt import GPT, GPTConfig
 from xsa_core.initialization import initialize
 
 EPS = torch.finfo(torch.float64).eps
@@ -360,3 +361,130 @@ def test_wrong_options_are_one_clear_line(options):
     with pytest.raises(ValueError, match=r"\w+") as caught:
         SelfAttention(**({"d_model": 12, "n_heads": 4} | options))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backend": "flash"}, "unknown attention backend 'flash'; use 'auto' or one of reference"),
+        ({"backend": None}, "unknown attention backend None"),
+        ({"dropout": 1.5}, r"dropout must be in \[0, 1\), got 1.5"),
+        ({"dropout": -1}, r"dropout must be in \[0, 1\), got -1"),
+        ({"dropout": 0.1, "n_sinks": 1}, "dropout cannot be combined with n_sinks: set one of them to 0"),
+        ({"n_sinks": -1}, "n_sinks must be an integer of 0 or more, got -1"),
+        ({"n_sinks": 1.0}, "n_sinks must be an integer"),
+        ({"rope_base": 0.0}, "rope_base must be a positive number"),
+        ({"rope_base": -1.0}, "rope_base must be a positive number"),
+        ({"rope_base": float("nan")}, "rope_base must be a positive number"),
+        ({"rotary_dim": 2}, "rotary_dim needs rope_base"),
+        ({"n_heads": 0}, "n_heads must be a positive integer, got 0"),
+        ({"n_kv_heads": 0}, "n_kv_heads must be a positive integer, got 0"),
+        ({"head_dim": 0}, "head_dim must be a positive integer, got 0"),
+        ({"head_dim": -8}, "head_dim must be a positive integer, got -8"),
+        ({"head_dim": 8.0}, "head_dim must be a positive integer, got 8.0"),
+        ({"d_model": 0}, "d_model must be a positive integer, got 0"),
+    ],
+    ids=str,
+)
+def test_a_size_or_option_that_cannot_be_is_refused_when_the_layer_is_made(options, message):
+    with pytest.raises(ValueError, match=message):
+        SelfAttention(**({"d_model": 12, "n_heads": 4} | options))
+
+
+@pytest.mark.parametrize("layers", [None, 3, 0.5])
+def test_layers_of_another_kind_are_one_clear_line(layers):
+    with pytest.raises(ValueError, match=r"layers .* not understood: expected"):
+        select_layers(layers, 4)
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "message"),
+    [
+        (torch.ones(7, 16), {}, r"expected x \(B, T, C\) = \(B, T, 16\), got \(7, 16\)"),
+        (torch.ones(2, 7, 15), {}, "expected x"),
+        (torch.ones(2, 7, 16), {"positions": torch.arange(5)}, r"positions must be .* = \(2, 7\), got"),
+        (torch.ones(2, 7, 16), {"positions": torch.zeros(2, 7)}, "positions must be integers"),
+        (torch.ones(2, 7, 16), {"positions": [0, 1]}, "positions must be integers"),
+        (torch.ones(2, 7, 16), {"value_embedding": torch.ones(2, 7, 3, 4)}, "value_embedding must be"),
+        (torch.ones(2, 7, 16), {"value_embedding": torch.ones(1, 2, 7, 2, 4)}, "value_embedding must be"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_inputs_of_another_shape_are_one_clear_line(x, options, message):
+    layer = make_layer(n_kv_heads=2, rope_base=10.0, dtype=torch.float32)
+    with pytest.raises(ValueError, match=message):
+        layer(x, **options)
+
+
+FAILING = {
+    "mask": lambda x: {"x": x, "mask": Mask.padding(torch.ones(2, 2, dtype=torch.bool))},
+    "no mask": lambda x: {"x": x, "mask": torch.ones(2, 9, dtype=torch.bool)},
+    "batch": lambda x: {"x": x[:1]},
+    "dtype": lambda x: {"x": x.float()},
+    "width": lambda x: {"x": x[..., 1:]},
+    "room": lambda x: {"x": x.repeat(1, 9, 1)},
+    "gradient": lambda x: {"x": x.clone().requires_grad_()},
+    "observer": lambda x: {"x": x},
+}
+
+
+@pytest.mark.parametrize("depth", ["layer", "model"])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("failure", FAILING)
+def test_a_call_that_fails_leaves_the_cache_as_it_was(failure, first, depth):
+    options = {"n_heads": 4, "d_model": 16, "rope_base": 50.0}
+    if depth == "model":
+        model = GPT(GPTConfig(vocab_size=5, n_layers=3, max_seq_len=12, **options)).double().eval()
+        initialize(model, 0)
+        layer, cache = model.blocks[1].attention, model.make_cache()
+
+        def run(x, **given):
+            return model.hidden(embeddings=x, **given)
+    else:
+        layer = run = make_layer(causal=True, **options)
+        cache = LayerCache(12)
+    x = inputs(2, 9, 16)
+    with torch.no_grad():
+        whole = run(x)
+        seen = 0 if first else 5
+        if not first:
+            run(x[:, :5], cache=cache)
+
+        def broken(*given):
+            raise RuntimeError("an observer that fails")
+
+        layer.observer = broken if failure == "observer" else None
+        given = FAILING[failure](x[:, seen:])
+    before = len(cache)
+    # An empty cache takes any batch and, in a single layer, any dtype that the layer takes.
+    if not (failure == "batch" and first):
+        with torch.set_grad_enabled(failure == "gradient"), pytest.raises((ValueError, RuntimeError)):
+            run(given.pop("x"), cache=cache, **given)
+    assert len(cache) == before
+    layer.observer = None
+    with torch.no_grad():
+        torch.testing.assert_close(run(x[:, seen:], cache=cache), whole[:, seen:], **TOLERANCE)
+
+
+def test_a_cache_keeps_to_one_dtype_until_it_is_empty():
+    x = torch.randn(1, 2, 2, 4)
+    cache = LayerCache(4)
+    cache.append(x, x)
+    with pytest.raises(ValueError, match=r"holds torch\.float32, the new tokens are torch\.bfloat16; decode"):
+        cache.append(x.bfloat16(), x.bfloat16())
+    with pytest.raises(ValueError, match=r"holds heads \(2, 4\) on cpu, got \(2, 8\) on cpu"):
+        cache.append(torch.ones(1, 1, 2, 8), torch.ones(1, 1, 2, 8))
+    cache.truncate(0)
+    for again in (x.bfloat16(), x.repeat(3, 1, 1, 1), x[:, :, :1]):
+        assert torch.equal(cache.append(again, again)[1], again)
+        cache.truncate(0)
+
+
+def test_a_cache_filled_in_inference_mode_says_so():
+    x, cache = torch.ones(1, 2, 2, 4), LayerCache(4)
+    with torch.inference_mode():
+        cache.append(x, x)
+    with pytest.raises(ValueError, match=r"filled under torch\.inference_mode"):
+        cache.append(x, x)
+    with torch.inference_mode():
+        assert cache.append(x, x)[0].shape[1] == 4
