@@ -28,6 +28,10 @@ METRICS: dict[str, Metric] = {
     "validation_character_error_rate": Metric("validation character error rate", better="lower"),
     "validation_word_error_rate": Metric("validation word error rate", better="lower"),
     "validation_exact_match": Metric("validation exact match", better="higher"),
+    "validation_answers": Metric("validation answers right", better="higher"),
+    "validation_recall_at_1": Metric("validation recall at 1", better="higher"),
+    "validation_recall_at_5": Metric("validation recall at 5", better="higher"),
+    "validation_zero_shot": Metric("validation zero-shot accuracy", better="higher"),
 }
 # Where a record does not say which metric it is about: the first of these that it has.
 FALLBACK = ("validation_bits_per_byte", "validation_loss")

@@ -47,6 +47,7 @@ class Task(Protocol):
     fingerprint: str
     tokens_per_sample: int
     data_note: str | None
+    equal_lengths: bool  # whether no sample of a batch is padded
 
     def build_model(self) -> nn.Module:
         """Return the model with its weights initialised from the run's seed."""
@@ -56,6 +57,9 @@ class Task(Protocol):
 
     def validation(self, samples: int, batch: int) -> Iterable[Batch]:
         """Return fixed validation batches, the same at every call and for every variant."""
+
+    def inputs(self, batch: Batch) -> Batch:
+        """Return what the model takes of a batch to compute its output, without targets."""
 
     def weight(self, batch: Batch) -> float:
         """Return what a batch's mean loss counts in the mean of several: its number of targets."""

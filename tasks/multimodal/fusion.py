@@ -74,6 +74,8 @@ class FusionModel(nn.Module):
 class FusionTask:
     """Classification of pairs."""
 
+    equal_lengths = False
+
     def __init__(self, config: Any, train: DigitPairs, test: DigitPairs) -> None:
         self.config = config
         self.train, self.held_out = train, test

@@ -36,6 +36,8 @@ class Encoded:
 class PairTask:
     """Images with captions. Subclasses say what a sample and a batch are, and build and score the model."""
 
+    equal_lengths = False
+
     def __init__(self, config: Any, train: Pairs, test: Pairs) -> None:
         self.config = config
         data = config.data

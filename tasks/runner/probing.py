@@ -1,10 +1,12 @@
 """The statistics of the paper's Figure 1 for a trained run, as a record."""
 
+from dataclasses import replace
 from typing import Any
 
-import torch
+from torch import nn
 
 from results.record import BenchRecord, utc_now
+from tasks.base import Batch
 from tasks.errors import UserError
 from tasks.runner import checkpoint, recording
 from tasks.runner.averaging import trained_weights
@@ -15,6 +17,9 @@ from tasks.runner.paths import trained_path
 from tasks.runner.progress import Display
 from tasks.runner.sweep_jobs import probe_run_id
 from tasks.runner.training import open_task
+from xsa_core.adapters import converted_layers
+from xsa_core.adapters.probing import probe_converted
+from xsa_core.attention.module import SelfAttention
 from xsa_core.attention.probe import LayerStatistics, probe_batches
 
 NAME = "probe"
@@ -40,10 +45,11 @@ def probe_checkpoint(
     model = task.build_model()
     model.load_state_dict(trained_weights(loaded.content))
     model = model.to(chosen.device)
-    batches = [(part[0].to(chosen.device),) for part in task.validation(samples, batch)]
+    # One at a time where samples have lengths of their own: padding is not to be counted.
+    batches = task.validation(samples, batch if task.equal_lengths else 1)
+    inputs = [tuple(part.to(chosen.device) for part in task.inputs(each)) for each in batches]
     try:
-        with torch.no_grad():
-            layers = probe_batches(model, batches)
+        layers = statistics(model, inputs)
     except ValueError as error:
         raise UserError(f"{loaded.path}: {error}") from error
     return BenchRecord(
@@ -57,6 +63,20 @@ def probe_checkpoint(
         finished_at=max(utc_now(), started),
         extra={"heads": [heads(layer) for layer in layers]},
     )
+
+
+def statistics(model: nn.Module, inputs: list[Batch]) -> list[LayerStatistics]:
+    """Return the statistics of all self attention of a model, our layers first, then converted ones.
+
+    Raises:
+        ValueError: a model without any.
+    """
+    found: list[LayerStatistics] = []
+    if any(isinstance(module, SelfAttention) for module in model.modules()) or not converted_layers(model):
+        found += probe_batches(model, inputs)
+    if converted_layers(model):
+        found += probe_converted(model, inputs)
+    return [replace(layer, layer=number) for number, layer in enumerate(found)]
 
 
 def history(config: RunConfig, content: dict[str, Any], samples: int) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from tasks.speech.source import SpeechSource, Target, open_recordings
 class SpeechTask:
     """Recordings with an encoder over them. Subclasses say what the target is and how it is scored."""
 
+    equal_lengths = False
+
     kind: str  # of synthetic speech
 
     def __init__(self, config: Any, sides: Sequence[Recordings]) -> None:
@@ -83,6 +85,10 @@ class SpeechTask:
         features = pad_sequence([sample[0] for sample in samples], batch_first=True)
         lengths = torch.tensor([len(sample[0]) for sample in samples])
         return features, lengths, *self.collate_targets([sample[1] for sample in samples])
+
+    def inputs(self, batch: Batch) -> Batch:
+        """Return what the model takes of a batch."""
+        return batch[:2]
 
     def collate_targets(self, targets: list[Any]) -> tuple[Tensor, ...]:
         """Return the targets of a batch."""

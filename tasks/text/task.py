@@ -41,6 +41,8 @@ def build_gpt(config: Any, vocab_size: int) -> GPT:
 class TextTask:
     """A corpus with a decoder over it."""
 
+    equal_lengths = True
+
     def __init__(self, config: Any, corpus: Corpus, name: str, tokenizer: Any = None) -> None:
         self.config = config
         self.corpus = corpus
@@ -88,6 +90,10 @@ class TextTask:
     def validation(self, samples: int, batch: int) -> list[Batch]:
         """Return evenly spread windows of the validation tokens, the same for every seed."""
         return list(validation_windows(self.corpus.validation, self.config.data.seq_len, samples, batch))
+
+    def inputs(self, batch: Batch) -> Batch:
+        """Return what the model takes of a batch."""
+        return batch[:1]
 
     def weight(self, batch: Batch) -> float:
         """Every token is a target."""

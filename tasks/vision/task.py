@@ -24,6 +24,8 @@ TOP = 5
 class VisionTask:
     """Images with a Vision Transformer over them."""
 
+    equal_lengths = True
+
     def __init__(self, config: Any, train: Source, validation: Source, classes: int, channels: int) -> None:
         self.config = config
         self.train, self.held_out = train, validation
@@ -85,6 +87,10 @@ class VisionTask:
             return images, labels
         with seeded(samples[0][2]):
             return self._mix(images, labels)
+
+    def inputs(self, batch: Batch) -> Batch:
+        """Return what the model takes of a batch."""
+        return batch[:1]
 
     def weight(self, batch: Batch) -> float:
         """Every image is a target."""

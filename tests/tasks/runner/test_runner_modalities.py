@@ -9,6 +9,7 @@ from results.record import RunRecord
 from tasks.runner import checkpoint
 from tasks.runner.config.compose import load_config
 from tasks.runner.loop import Trainer
+from tasks.runner.probing import probe_checkpoint
 from tasks.runner.progress import Silent
 from tasks.runner.training import Outcome, train
 from tasks.speech import synthetic
@@ -39,7 +40,8 @@ CASES = [(name, "adamw") for name in SMALL] + [("vision/digits", "muon"), ("spee
 def _few_utterances(tmp_path_factory: pytest.TempPathFactory):
     """Synthetic speech of a few utterances, in a cache of its own."""
     patch = pytest.MonkeyPatch()
-    patch.setenv("XSA_CACHE", str(tmp_path_factory.mktemp("cache")))
+    place = tmp_path_factory.mktemp("cache")
+    patch.setattr(synthetic, "cache_root", lambda: place)
     patch.setitem(synthetic.RECIPES, "words", synthetic.Recipe("words", 76, 38))
     patch.setitem(synthetic.RECIPES, "sentences", synthetic.Recipe("sentences", 24, 12))
     yield
@@ -74,6 +76,10 @@ def test_a_stopped_run_of_any_task_resumes_bit_for_bit(tmp_path, monkeypatch, ex
     second = run(tmp_path / "parts", experiment, *variant)
     assert second.record.metrics == whole.record.metrics
     assert second.record.data == whole.record.data
+    if optimizer == "adamw":
+        probed = probe_checkpoint(str(second.run_directory), Silent(), samples=3, batch=2, threads=1)
+        assert [row["layer"] for row in probed.rows] == [0, 1]
+        assert all(row["tokens"] > 0 and -1 <= row["cosine_output_value"] <= 1 for row in probed.rows)
     states = [
         checkpoint.load(checkpoint.resolve(str(o.run_directory))).content["model"] for o in (whole, second)
     ]

@@ -33,7 +33,8 @@ def encoded(samples, rate=8000, kind="WAV"):
 def few(tmp_path_factory):
     """Synthetic speech of a few utterances, in a cache of its own."""
     patch = pytest.MonkeyPatch()
-    patch.setenv("XSA_CACHE", str(tmp_path_factory.mktemp("speech")))
+    place = tmp_path_factory.mktemp("speech")
+    patch.setattr(synthetic, "cache_root", lambda: place)
     patch.setitem(synthetic.RECIPES, "words", synthetic.Recipe("words", 76, 38))
     patch.setitem(synthetic.RECIPES, "sentences", synthetic.Recipe("sentences", 24, 12))
     yield
