@@ -186,12 +186,44 @@ def test_damaged_saves_are_refused_by_name(tmp_path):
         ({"rope_base": 0.0}, "rope_base"),
         ({"n_sinks": -1}, "n_sinks"),
         ({"n_sinks": 1, "attention_dropout": 0.1}, "n_sinks"),
+        ({"n_sinks": 0.5}, "n_sinks"),
+        ({"backend": "flash"}, "unknown attention backend 'flash'"),
+        ({"rope_base": float("nan")}, "rope_base"),
+        ({"dropout": "0.1"}, "dropout"),
+        ({"attention_dropout": -0.1}, "attention_dropout"),
+        ({"n_kv_heads": 0}, "n_kv_heads"),
+        ({"n_layers": True}, "n_layers"),
+        ({"vocab_size": 2.0}, "vocab_size"),
     ],
 )
 def test_wrong_configurations_are_one_clear_line(options, match):
     with pytest.raises(ValueError, match=match) as caught:
         make_gpt(**options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tokens": torch.zeros(5, dtype=torch.long)}, r"expected tokens \(B, T\), got \(5,\)"),
+        ({"embeddings": torch.zeros(1, 5, 3)}, r"expected embeddings \(B, T, \d+\), got \(1, 5, 3\)"),
+        ({"tokens": torch.zeros(2, 5, dtype=torch.long), "positions": torch.arange(4)}, "positions must be"),
+    ],
+    ids=["tokens", "embeddings", "positions"],
+)
+def test_inputs_of_another_shape_are_one_clear_line(given, message):
+    with pytest.raises(ValueError, match=message):
+        make_gpt()(**given)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "message"), [(25, "larger than max_seq_len 24"), (0, "positive"), (-1, "got -1")]
+)
+def test_a_cache_is_as_large_as_asked_or_refused(capacity, message):
+    model = make_gpt()
+    assert [model.make_cache(n).capacity for n in (None, 1, 24)] == [24, 1, 24]
+    with pytest.raises(ValueError, match=message):
+        model.make_cache(capacity)
 
 
 def test_sequences_beyond_the_limit_are_refused():
