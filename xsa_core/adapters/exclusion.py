@@ -96,15 +96,19 @@ class Exclusion(nn.Module):
         Raises:
             ValueError: not a finite number, or a variant without a fixed strength.
         """
+        self.check_strength(strength)
+        self.strength = float(strength)
+        self.idle = self.strength == 0.0
+        self._write_strength()
+
+    def check_strength(self, strength: float) -> None:
+        """Raise what :meth:`set_strength` raises, and change nothing."""
         check_strength(self.variant_name, strength)
         if self.strength is None:
             able = ", ".join(name for name, spec in VARIANTS.items() if spec.takes_strength)
             raise ValueError(
                 f"variant {self.variant_name} has no strength to set: convert the model to one of {able}"
             )
-        self.strength = float(strength)
-        self.idle = self.strength == 0.0
-        self._write_strength()
 
     def _write_strength(self) -> None:
         """Hand the strength to the variant: a number at 0 and 1, in between the buffer.

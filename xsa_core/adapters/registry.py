@@ -9,9 +9,18 @@ from torch import nn
 
 from xsa_core.adapters import timm, torch_nn, torchaudio
 from xsa_core.adapters.base import SELF, UNSUPPORTED, Adapter, Coverage, Found, Settings
+from xsa_core.adapters.checks import (
+    as_indices,
+    as_number,
+    check_model,
+    refuse_changed,
+    refuse_sharded,
+    refuse_wrapped,
+)
 from xsa_core.adapters.exclusion import Exclusion, guard_loading
 from xsa_core.adapters.hf.adapter import ADAPTER as TRANSFORMERS
-from xsa_core.adapters.layer import qualified
+from xsa_core.adapters.hf.classes import dispatches
+from xsa_core.adapters.layer import plain_class, qualified
 from xsa_core.adapters.recognize import strangers
 from xsa_core.attention.backends import BACKENDS
 from xsa_core.attention.module import SelfAttention, select_layers
@@ -79,6 +88,7 @@ def convert(
         ValueError: nothing to convert, an attention that no adapter knows or can convert, or wrong settings.
             The model is then as it was.
     """
+    check_model(model)
     settings = _settings(variant, strength, backend)
     found = _find(model)
     chosen = _choose(model, found, layers)
@@ -86,8 +96,10 @@ def convert(
     fresh = [f for f in chosen if not _holds(f, settings)]
     for name, rows in _by_adapter(fresh).items():
         ADAPTERS[name].check(model, rows, settings)
-    _refuse_wrapped(model, fresh, settings)
-    _detach(model, [f for f in fresh if _exclusion(f) is not None])
+    refuse_wrapped(model, fresh, settings)
+    again = [f for f in fresh if _exclusion(f) is not None]
+    refuse_changed(again)
+    _detach(model, again)
     for name, rows in _by_adapter(fresh).items():
         ADAPTERS[name].attach(model, rows, settings)
     for row in chosen:
@@ -110,10 +122,12 @@ def revert(model: nn.Module, layers: Layers = "all") -> nn.Module:
     Raises:
         ValueError: layers that are not there, or sharded ones.
     """
+    check_model(model)
     found = [f for f in _find(model) if f.kind == SELF]
     if found:
         chosen = [f for f in _select(found, layers) if _exclusion(f) is not None]
-        _refuse_sharded(chosen)
+        refuse_sharded(chosen)
+        refuse_changed(chosen)
         _detach(model, chosen)
     guard_loading(model)
     return model
@@ -123,11 +137,16 @@ def set_strength(model: nn.Module, strength: float) -> nn.Module:
     """Set the strength of every converted layer: a schedule calls it between steps.
 
     Raises:
-        ValueError: no converted layer, not a finite number, or a variant without a fixed strength.
+        ValueError: no converted layer, not a finite number, or a variant without a fixed strength. No layer
+            is changed then.
     """
+    check_model(model)
+    strength = as_number(strength)
     exclusions = converted_layers(model)
     if not exclusions:
         raise ValueError(f"{type(model).__name__} has no converted layer: call xsa_core.convert(model) first")
+    for exclusion in exclusions.values():
+        exclusion.check_strength(strength)
     for exclusion in exclusions.values():
         exclusion.set_strength(strength)
     return model
@@ -169,6 +188,7 @@ def coverage() -> list[Coverage]:
 def _settings(variant: str, strength: float, backend: str) -> Settings:
     if variant not in VARIANTS:
         raise ValueError(f"unknown attention variant {variant!r}: expected one of {', '.join(VARIANTS)}")
+    strength = as_number(strength)
     check_strength(variant, strength)
     if backend != "auto" and backend not in BACKENDS:
         raise ValueError(f"unknown attention backend {backend!r}; use 'auto' or one of {', '.join(BACKENDS)}")
@@ -209,8 +229,10 @@ def _select(own: Sequence[Found], layers: Layers) -> list[Found]:
                 f"{own[-1].path!r}: the function gets the module path"
             )
         return chosen
-    numbers = select_layers(layers, len(own))
-    return [f for i, f in enumerate(own) if i in numbers]
+    chosen_rows = select_layers(layers if isinstance(layers, str) else as_indices(layers), len(own))
+    if not chosen_rows:
+        raise ValueError(f"layers {layers!r} chose none of the {len(own)} self attention layers")
+    return [f for i, f in enumerate(own) if i in chosen_rows]
 
 
 def _strangers(model: nn.Module, found: Sequence[Found]) -> list[tuple[str, nn.Module]]:
@@ -228,36 +250,15 @@ def _refuse_strangers(model: nn.Module, found: Sequence[Found], layers: Layers) 
             raise ValueError(f"{f.path or 'the model'} ({f.cls}) cannot be converted: {f.reason}; {out}")
     for path, module in _strangers(model, found):
         if wanted(path):
+            if dispatches(plain_class(module)):
+                raise ValueError(
+                    f"{path or 'the model'} ({qualified(type(module))}) is a part of a transformers model: "
+                    "convert the whole model, and choose with layers=lambda path: ..."
+                )
             raise ValueError(
                 f"{path or 'the model'} ({qualified(type(module))}) looks like attention and no adapter "
                 f"knows it; if it is none, or is to stay plain, {out}"
             )
-
-
-def _refuse_wrapped(model: nn.Module, fresh: Sequence[Found], settings: Settings) -> None:
-    """DDP has counted the parameters already, and FSDP has exchanged classes itself."""
-    adds = settings.variant in ("xsa_learned", "head_norm", "random_direction")
-    for path, module in model.named_modules():
-        wrapped = _is_a(module, "FSDPModule") or (adds and _is_a(module, "DistributedDataParallel"))
-        if fresh and wrapped:
-            raise ValueError(
-                f"{path or 'the model'} is wrapped for distributed training already: convert the model first"
-            )
-
-
-def _refuse_sharded(found: Sequence[Found]) -> None:
-    """The plain class would put the sharding off with the exclusion."""
-    for f in found:
-        if _is_a(f.module, "FSDPModule"):
-            raise ValueError(
-                f"{f.path or 'the model'} is sharded: set_strength(model, 0) makes it plain, or revert the "
-                "model before it is sharded"
-            )
-
-
-def _is_a(module: nn.Module, name: str) -> bool:
-    """By name, since the classes are slow to import."""
-    return any(cls.__name__ == name for cls in type(module).__mro__)
 
 
 def _exclusion(found: Found) -> Exclusion | None:

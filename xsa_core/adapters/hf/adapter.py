@@ -9,7 +9,7 @@ from torch import nn
 from xsa_core.adapters.base import LEFT_ALONE, SELF, Coverage, Found, Settings
 from xsa_core.adapters.exclusion import CHILD, Exclusion
 from xsa_core.adapters.hf import classes
-from xsa_core.adapters.hf.layer import InterfaceLayer
+from xsa_core.adapters.hf.layer import CONVERTED, InterfaceLayer
 from xsa_core.adapters.layer import build_exclusion, converted_class, plain_class
 from xsa_core.attention.variants import VARIANTS
 
@@ -69,6 +69,7 @@ class TransformersAdapter:
             module.add_module(CHILD, build_exclusion(module, *self._sizes(row, settings), settings))
             module.calls = {}
             module.__class__ = converted_class(type(module), InterfaceLayer)
+            CONVERTED.add(module)
         for config in marks.configs(found):
             marks.name_function(config, settings.backend)
 
@@ -80,11 +81,13 @@ class TransformersAdapter:
             original = plain_class(row.module)
             del row.module._modules[CHILD], row.module.calls
             row.module.__class__ = original
+            CONVERTED.discard(row.module)
         for config in marks.configs(found):
-            others = [m for m in model.modules() if getattr(m, "config", None) is config]
-            if not any(CHILD in m._modules for m in others):
+            # Also those of another model that was built with the same config.
+            if not any(getattr(m, "config", None) is config for m in CONVERTED):
                 marks.name_plain_function(config)
-        if not any(isinstance(m, Exclusion) for m in model.modules()) and hasattr(model, "config"):
+        left = any(isinstance(m, Exclusion) for m in model.modules())
+        if not left and hasattr(model, "config") and not marks.shared(model):
             marks.forget(model.config)
 
     def coverage(self) -> list[Coverage]:

@@ -237,6 +237,7 @@ def _state(module: nn.Module) -> tuple[Exclusion | None, OwnValues | None]:
             f"the forward of {type(module).__name__} was replaced after the conversion by one that goes "
             "around it: revert, and convert with the forward in place"
         )
+    own.taken = True
     return (None, None) if own.cross else (exclusion, own)
 
 

@@ -6,25 +6,19 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from types import CodeType
 from typing import Any
 
 from torch import nn
 
 from xsa_core.adapters.base import LEFT_ALONE, SELF, UNSUPPORTED
 from xsa_core.adapters.layer import plain_class
+from xsa_core.adapters.recognize import KERNELS, NORMALISERS, names_of, names_used
 from xsa_core.attention.constants import compile_time_constant
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 
 # Ways to attend that leave traces in the code of a class which does not use the interface.
-_OPERATIONS = {
-    "softmax",
-    "Softmax",
-    "logsumexp",
-    "scaled_dot_product_attention",
-    "multi_head_attention_forward",
-}
+_OPERATIONS = KERNELS | NORMALISERS | {"logsumexp"}
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 # Projections in front of an attention core that lies in a module of its own.
 _PARTS = re.compile(r"output|adapter|intermediate|norm|mask|bias|gate$|mlp$", re.IGNORECASE)
@@ -49,6 +43,9 @@ _ROLES = (
     (r"deformableattention", r"", "deformable"),
     (r"mergedattention|assistantattention|deepseekv4attention", r"", "merged"),
 )
+
+# Blocks in which the latents of a perceiver attend to each other.
+_AMONG_LATENTS = re.compile(r"(?:^|\.)self_attends\.")
 
 _REFUSED = {
     "deformable": "deformable attention samples places between tokens: there is no own value",
@@ -113,10 +110,13 @@ def _judged(kind: str, reason: str) -> tuple[str, str]:
 
 def role(path: str, cls: type) -> str:
     """SELF, or what a module is instead, by its class and the last two names of its path."""
+    if _AMONG_LATENTS.search(path):
+        return SELF
     place = ".".join(path.split(".")[-2:])
     for class_pattern, path_pattern, kind in _ROLES:
         if re.search(class_pattern, cls.__name__, re.IGNORECASE):
-            return kind
+            # The registry knows softmax attention only, whatever the rest of the model is.
+            return SELF if kind == "linear" and dispatches(cls) else kind
         if path_pattern and re.search(path_pattern, place, re.IGNORECASE):
             return kind
     return SELF
@@ -128,7 +128,7 @@ def dispatches(cls: type) -> bool:
     if not issubclass(cls, nn.Module) or cls.forward is nn.Module.forward:
         return False
     code = getattr(inspect.unwrap(cls.forward), "__code__", None)
-    return code is not None and INTERFACE in _names(code) and "_attn_implementation" in _names(code)
+    return code is not None and {INTERFACE, "_attn_implementation"} <= names_of(code)
 
 
 @functools.cache
@@ -142,22 +142,7 @@ def attends_by_itself(cls: type, kind: str = SELF) -> bool:
         return kind == "linear" or bool(_ATTENTION.search(name))
     if not _ATTENTION.search(name):
         return False
-    used: set[str] = set()
-    for base in cls.__mro__:
-        if base is nn.Module:
-            break
-        for member in vars(base).values():
-            code = getattr(inspect.unwrap(member) if callable(member) else member, "__code__", None)
-            used |= _names(code) if isinstance(code, CodeType) else set()
-    return bool(used & _OPERATIONS)
-
-
-def _names(code: CodeType) -> set[str]:
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= _names(constant)
-    return names
+    return bool(names_used(cls) & _OPERATIONS)
 
 
 @compile_time_constant

@@ -23,7 +23,16 @@ from xsa_core.adapters.hf import attention, masks
 from xsa_core.adapters.hf.adapter import ADAPTER, FUSED
 from xsa_core.adapters.hf.attention import MARK
 from xsa_core.adapters.hf.layer import recording
-from xsa_core.adapters.hf.marks import NAMES, configs, mark_plain_parts, read_mark, write_mark
+from xsa_core.adapters.hf.marks import (
+    NAMES,
+    configs,
+    mark_plain_parts,
+    read_mark,
+    separate,
+    shared,
+    tree,
+    write_mark,
+)
 
 _installed = False
 
@@ -53,6 +62,8 @@ def _set_attn_implementation(plain):
     def set_attn_implementation(self, attn_implementation, *args, **kwargs):
         from xsa_core.adapters.registry import convert, revert
 
+        if shared(self):
+            separate(self)
         rows = [r for r in ADAPTER.find(self) if r.kind == SELF]
         before = {id(c): (c, c._attn_implementation) for c in configs(rows)}
         plain(self, attn_implementation, *args, **kwargs)
@@ -111,12 +122,17 @@ def _post_init(plain):
 def _save_pretrained(plain):
     @functools.wraps(plain)
     def save_pretrained(self, *args, **kwargs):
-        write_mark(self)
+        kept = [(c, getattr(c, MARK, None)) for c in tree(self.config)]
+        converted = write_mark(self)
         try:
             return plain(self, *args, **kwargs)
         finally:
             self.config.__dict__.pop("attn_implementation", None)
             (getattr(self.config, MARK, None) or {}).pop("layers", None)
+            if not converted and shared(self):  # what the config says is said of another model
+                for config, mark in kept:
+                    if mark is not None:
+                        setattr(config, MARK, mark)
 
     return save_pretrained
 

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from xsa_core.adapters.hf.classes import foreign_arguments
 from xsa_core.adapters.layer import ConvertedLayer
+
+# Converted modules of every model, since models may share the config that names their attention function.
+CONVERTED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 WANTED = "_xsa_own_values"  # on a cache, while a converted layer runs with it
 
@@ -31,12 +35,14 @@ class OwnValues:
         returned: `B Hkv S D`, what the cache gave back for them.
         start: where they lie among the S, a number on the device; None where they are the last.
         cross: keys come from other tokens.
+        taken: whether one of our attention functions asked for them.
     """
 
     values: Tensor | None = None
     returned: Tensor | None = None
     start: Tensor | None = None
     cross: bool = False
+    taken: bool = False
 
     def of(self, value: Tensor, T: int) -> Tensor:
         """Rows `B Hkv T D` of the query tokens, of the values `B Hkv S D` that attention uses.
@@ -93,7 +99,11 @@ class InterfaceLayer(ConvertedLayer):
     calls: dict[int, OwnValues]  # by thread, so that one model can serve several
 
     def exclusive_forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The library's forward; its attention function finds the own values in `calls`."""
+        """The library's forward; its attention function finds the own values in `calls`.
+
+        Raises:
+            ValueError: another attention function ran, which is plain.
+        """
         plain = super(ConvertedLayer, self).forward  # type: ignore[misc]
         own = OwnValues(cross=self._is_cross(args, kwargs))
         cache = None if own.cross else _cache(args, kwargs)
@@ -102,11 +112,18 @@ class InterfaceLayer(ConvertedLayer):
         if cache is not None:
             setattr(cache, WANTED, own)
         try:
-            return plain(*args, **kwargs)
+            result = plain(*args, **kwargs)
         finally:
             if cache is not None:
                 setattr(cache, WANTED, None)
             del self.calls[here]
+        if not (own.taken or own.cross):
+            raise ValueError(
+                f"{type(self).original.__name__} is exclusive, and its config names the attention function "
+                f"{self.config._attn_implementation!r}, which is plain: choose one by "  # type: ignore[attr-defined]
+                "model.set_attn_implementation(...), or call xsa_core.revert(model)"
+            )
+        return result
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Unpickled in another process, the names in the configs must be known there."""
@@ -114,6 +131,7 @@ class InterfaceLayer(ConvertedLayer):
 
         install()
         super().__setstate__(state)  # type: ignore[misc]
+        CONVERTED.add(self)  # type: ignore[arg-type]
 
     def _is_cross(self, args: tuple, kwargs: dict) -> bool:
         for place, name in foreign_arguments(type(self).original):
@@ -121,6 +139,12 @@ class InterfaceLayer(ConvertedLayer):
             if given is not None:
                 return True
         return False
+
+
+def holders(config: Any, but: nn.Module) -> bool:
+    """Whether converted modules outside a model hold its config."""
+    inside = {id(module) for module in but.modules()}
+    return any(getattr(m, "config", None) is config and id(m) not in inside for m in CONVERTED)
 
 
 def thread() -> int:

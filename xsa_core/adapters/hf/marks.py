@@ -6,6 +6,7 @@ strength and backend of each, one entry with the path `*` where all are alike.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from xsa_core.adapters.base import SELF, UNSUPPORTED, Found, Settings
 from xsa_core.adapters.exclusion import CHILD, Exclusion, guard_loading
 from xsa_core.adapters.hf.adapter import ADAPTER, FUSED, IMPLEMENTATIONS
 from xsa_core.adapters.hf.attention import MARK
+from xsa_core.adapters.hf.layer import holders
 
 NAMES = (*IMPLEMENTATIONS.values(), FUSED)
 BY_NAME = "by_name"  # in a mark: a model was built under one of our names, all of it
@@ -44,28 +46,70 @@ def name_function(config: Any, backend: str = "auto", name: str | None = None) -
     config._attn_implementation_internal = name
 
 
-def name_plain_function(config: Any) -> None:
-    """Let the modules of a config attend as before the conversion."""
+def name_plain_function(config: Any, parts: bool = True) -> None:
+    """Let the modules of a config attend as before the conversion; `parts`: forget it in its parts too."""
     mark = getattr(config, MARK, None) or {}
     if config._attn_implementation in NAMES:
         config._attn_implementation_internal = mark.get("replaces") or "sdpa"
-    forget(config)
+    forget(config, parts)
 
 
-def forget(config: Any) -> None:
+def forget(config: Any, parts: bool = True) -> None:
     """Take from a config, and from its parts, what it says of a conversion."""
-    for name in (MARK, "attn_implementation"):
-        config.__dict__.pop(name, None)
-    for part in (getattr(config, name, None) for name in config.sub_configs):
-        if part is not None:
-            forget(part)
+    for each in tree(config) if parts else (config,):
+        for name in (MARK, "attn_implementation"):
+            each.__dict__.pop(name, None)
 
 
-def write_mark(model: nn.Module) -> None:
-    """Let the config of a model say which of its layers are converted, and how.
+def tree(config: Any) -> list[Any]:
+    """A config and its parts."""
+    parts = (getattr(config, name, None) for name in config.sub_configs)
+    return [config, *(c for part in parts if part is not None for c in tree(part))]
+
+
+def shared(model: nn.Module) -> bool:
+    """Whether another model, which is converted, holds the config of this one or a part of it."""
+    held = {
+        id(c): c for m in (model, *model.modules()) if isinstance(c := getattr(m, "config", None), _config())
+    }
+    every = {id(c): c for config in held.values() for c in tree(config)}
+    return any(holders(config, but=model) for config in every.values())
+
+
+def separate(model: nn.Module) -> None:
+    """Give a model configs of its own; those under which nothing of it is converted name a plain function.
+
+    One copy stands for all that was one object, so that parts which shared a config still do.
+    """
+    memo: dict[int, Any] = {}
+    fresh: dict[int, Any] = {}
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, _config()):
+                own = copy.deepcopy(value, memo)
+                module.__dict__[name] = own
+                fresh |= {id(c): c for c in tree(own)}
+    used = {id(getattr(m, "config", None)) for m in model.modules() if CHILD in m._modules}
+    for key, config in fresh.items():
+        if key not in used:
+            name_plain_function(config, parts=False)
+
+
+def _config() -> type:
+    from transformers import PreTrainedConfig
+
+    return PreTrainedConfig
+
+
+def write_mark(model: nn.Module) -> bool:
+    """Let the config of a model say which of its layers are converted, and how; whether any is.
 
     The root says it for all: parts may hold copies of configs that are never written.
+
+    Raises:
+        ValueError: layers of other libraries are converted, which a config could not bring back.
     """
+    _refuse_others(model)
     rows = [row for row in ADAPTER.find(model) if row.kind == SELF]
     layers = [
         {"path": row.path, "variant": e.variant_name, "strength": e.strength, "backend": e.backend}
@@ -74,11 +118,27 @@ def write_mark(model: nn.Module) -> None:
     ]
     if not layers:
         forget(model.config)
-        return
+        return False
     if len(layers) == len(rows) and len({(x["variant"], x["strength"], x["backend"]) for x in layers}) == 1:
         layers = [{**layers[0], "path": "*"}]
     setattr(model.config, MARK, {**(getattr(model.config, MARK, None) or {}), "layers": layers})
     model.config.attn_implementation = _implementations(model.config, _names_in_use(rows))
+    return True
+
+
+def _refuse_others(model: nn.Module) -> None:
+    mine = {row.path for row in ADAPTER.find(model)}
+    others = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, Exclusion) and path.rpartition(".")[0] not in mine
+    ]
+    if others:
+        raise ValueError(
+            f"{len(others)} exclusive layers ({others[0].rpartition('.')[0]}, ...) are of other libraries, "
+            "and config.json tells of those of transformers only: keep model.state_dict() with torch.save "
+            "and convert the model it is loaded into, or revert the model before save_pretrained"
+        )
 
 
 def _names_in_use(rows: Sequence[Found]) -> list[str]:

@@ -72,8 +72,8 @@ def look(model: nn.Module) -> dict[str, Any]:
         if {before["kind"], entry["kind"]} == {SELF, UNSUPPORTED}:  # converted in one place, not in another
             before, entry = (before, entry) if before["kind"] == SELF else (entry, before)
             before["elsewhere"] = entry["reason"]
-        elif entry["kind"] == SELF != before["kind"]:
-            before = entry
+        elif before["kind"] in LEFT_ALONE and entry["kind"] in (SELF, UNSUPPORTED):
+            before = entry  # what decides about the model
         classes[name] = before
     return {"convertible": SELF in kinds and UNSUPPORTED not in kinds, "classes": classes}
 
