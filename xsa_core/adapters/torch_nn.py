@@ -25,8 +25,9 @@ class MultiheadAttentionLayer(ConvertedLayer):
     """`nn.MultiheadAttention`.
 
     One module serves as self or cross attention, call by call: it is exclusive where key and query are the
-    same tensor (the value may be another one, as where positions are added to queries and keys only), and
-    plain otherwise. Weights that are returned are those of the attention, before exclusion and dropout.
+    same tensor, or the same memory seen twice (the value may be another one, as where positions are added to
+    queries and keys only), and plain otherwise. Weights that are returned are those of the attention, before
+    exclusion and dropout.
     """
 
     # The attributes of nn.MultiheadAttention that are used here.
@@ -58,7 +59,7 @@ class MultiheadAttentionLayer(ConvertedLayer):
     ) -> tuple[Tensor, Tensor | None]:
         """As `nn.MultiheadAttention.forward`."""
         masks = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
-        if key is not query:
+        if not _same(query, key):
             _warn_of_another_key(query, key)
             return nn.MultiheadAttention.forward(self, query, key, value, *masks)  # type: ignore[arg-type]
         if query.is_nested:
@@ -67,7 +68,7 @@ class MultiheadAttentionLayer(ConvertedLayer):
             raise ValueError("is_causal is a hint about attn_mask, which is missing; pass both, or neither")
         batched = query.dim() == 3
         x = self._batch_first(query)  # B T E
-        q, k, own_v = self._project(x, x if value is query else self._batch_first(value))
+        q, k, own_v = self._project(*(x if y is query else self._batch_first(y) for y in (query, key, value)))
         causal = is_causal and key_padding_mask is None
         bias = None if causal else self._bias(q, attn_mask, key_padding_mask)
         k, v, bias = self._with_extra_keys(k, own_v, bias)
@@ -86,10 +87,13 @@ class MultiheadAttentionLayer(ConvertedLayer):
             return x.unsqueeze(0)
         return x if self.batch_first else x.transpose(0, 1)
 
-    def _project(self, x: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys of x, values of `value`, each `B T H D`."""
+    def _project(self, x: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of x, keys of `key`, values of `value`, each `B T H D`.
+
+        A key that is a detached view of x keeps its own path of gradients.
+        """
         heads = (self.num_heads, self.head_dim)
-        if self.in_proj_weight is not None and value is x:
+        if self.in_proj_weight is not None and key is x and value is x:
             packed = F.linear(x, self.in_proj_weight, self.in_proj_bias)  # B T 3E
             q, k, v = packed.unflatten(-1, (3, *heads)).unbind(2)
             return q, k, v
@@ -100,7 +104,7 @@ class MultiheadAttentionLayer(ConvertedLayer):
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         q, k, v = (
             F.linear(y, w, b).unflatten(-1, heads)
-            for y, w, b in zip((x, x, value), weights, biases, strict=True)
+            for y, w, b in zip((x, key, value), weights, biases, strict=True)
         )
         return q, k, v
 
@@ -196,6 +200,23 @@ class TorchAdapter(TableAdapter):
 
 def _nothing(module: nn.Module, args: Any) -> None:
     """A hook that is there to be seen."""
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two arguments are one tensor, or the same places of the same memory.
+
+    The latter come of reentrant checkpointing, which detaches each argument by itself to compute anew.
+    """
+    if a is b:
+        return True
+    if torch.compiler.is_compiling() or a.is_nested or b.is_nested or a.dtype != b.dtype:
+        return False
+    if a.shape != b.shape or a.stride() != b.stride() or a.storage_offset() != b.storage_offset():
+        return False
+    try:
+        return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # tensors of torch.func have no memory of their own
+        return False
 
 
 def _warn_of_another_key(query: Tensor, key: Tensor) -> None:

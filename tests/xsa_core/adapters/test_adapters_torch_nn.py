@@ -277,3 +277,39 @@ def test_the_controls_work_with_extra_keys_and_masks(variant: str) -> None:
         assert (weights - plain_weights).abs().max() <= 64 * EPS
     same = (out - expected).abs().max() <= 64 * EPS * expected.abs().max()
     assert same == (variant == "sa")
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpointing_of_separate_arguments_changes_no_gradient(
+    batch_first: bool, use_reentrant: bool
+) -> None:
+    """Reentrant checkpointing hands over query, key and value as three tensors of one memory."""
+    from torch.utils.checkpoint import checkpoint
+
+    torch.manual_seed(0)
+    model = convert(nn.MultiheadAttention(8, 2, batch_first=batch_first, dtype=torch.float64))
+    x = torch.randn(3, 4, 8, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(3, 4, 8, dtype=torch.float64)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return model(q, k, v, need_weights=False)[0]
+
+    wanted = [x, *model.parameters()]
+    expected = torch.autograd.grad((attend(x, x, x) * weight).sum(), wanted)
+    (checkpoint(attend, x, x, x, use_reentrant=use_reentrant) * weight).sum().backward()
+    for parameter, gradient in zip(wanted, expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_a_detached_view_as_key_is_self_attention_and_gets_no_gradient() -> None:
+    torch.manual_seed(0)
+    model = convert(nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64))
+    x = torch.randn(3, 4, 8, dtype=torch.float64, requires_grad=True)
+    key = x.detach().requires_grad_()
+    out = model(x, key, x)[0]
+    torch.testing.assert_close(out, model(x, x, x)[0])
+    both = torch.autograd.grad(out.square().sum(), (x, key))
+    (whole,) = torch.autograd.grad(model(x, x, x)[0].square().sum(), x)
+    assert both[1].any()
+    torch.testing.assert_close(both[0] + both[1], whole)
