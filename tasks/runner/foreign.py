@@ -28,6 +28,7 @@ TITLES = {
     "diagonal_weight": "weight a token gives itself",
     "cosine_values": "cos of two tokens' values",
 }
+FEW = 12  # layers that each have a tick in the figure
 
 SHORT = {
     "cosine_output_value": "cos(y, v)",
@@ -144,6 +145,7 @@ def table(outcome: Outcome) -> Table:
 def draw(outcome: Outcome, path_stem: Path) -> list[Path]:
     """Draw the three statistics by layer, before and after conversion; return the PNG and SVG paths."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, MaxNLocator
 
     from results.drawing import save
     from results.style import INK, look, styled
@@ -167,7 +169,10 @@ def draw(outcome: Outcome, path_stem: Path) -> list[Path]:
             axes.axhline(0.0, color=INK, linewidth=1.0, zorder=1.5)
             axes.set_title(title, fontsize=10)
             axes.set_xlabel("layer")
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            numbers = sorted({layer.layer for layer in outcome.stands})
+            axes.xaxis.set_major_locator(
+                MaxNLocator(integer=True) if len(numbers) > FEW else FixedLocator(numbers)
+            )
         figure.axes[0].legend(fontsize=9)
         figure.suptitle(
             f"{outcome.foreign.name} ({outcome.foreign.weights.partition(':')[0]})",

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from xsa_core.adapters.base import SELF
 from xsa_core.adapters.hf.attention import EagerCall
-from xsa_core.adapters.registry import convert, converted_layers, revert
+from xsa_core.adapters.registry import Layers, convert, converted_layers, describe, revert
 from xsa_core.attention.probe import LayerStatistics, _cosine, _run, _Sums, pair_cosines, token_statistics
 from xsa_core.attention.projection import accumulation_dtype, unit_and_inverse_norm
 from xsa_core.attention.variants import Call
@@ -22,7 +23,8 @@ from xsa_core.modes import evaluation
 def probe_as_it_stands(model: nn.Module, batches: Iterable[Any]) -> list[LayerStatistics]:
     """Figure 1 of a model that is not converted, or of a converted one with what it removes.
 
-    A plain model is converted to plain attention (`sa`) while it is looked at, and is plain again afterwards.
+    Plain layers are converted to plain attention (`sa`) while they are looked at, and are plain again
+    afterwards, also those of a model that is converted in part.
 
     Args:
         model: its mode and weights are left as they are.
@@ -35,19 +37,23 @@ def probe_as_it_stands(model: nn.Module, batches: Iterable[Any]) -> list[LayerSt
     Raises:
         ValueError: the model cannot be converted; see :func:`xsa_core.convert`.
     """
-    if converted_layers(model):
+    there = set(converted_layers(model))
+    plain = {row.path for row in describe(model) if row.kind == SELF} - there
+    if there and not plain:
         return probe_converted(model, batches)
-    convert(model, variant="sa")
+    layers: Layers = (lambda path: path in plain) if there else "all"
+    convert(model, layers=layers, variant="sa")
     try:
         return probe_converted(model, batches)
     finally:
-        revert(model)
+        revert(model, layers=layers)
 
 
 def probe_converted(model: nn.Module, batches: Iterable[Any]) -> list[LayerStatistics]:
     """Figure 1 of a converted model: of its attention before anything is removed, and what it passes on.
 
-    Arguments, result and errors as of :func:`probe_as_it_stands`; layers that were not converted are missing.
+    Arguments, result and errors as of :func:`probe_as_it_stands`; layers that were not converted are missing,
+    and the others keep their numbers among all self attention layers.
     """
     layers = list(converted_layers(model).items())
     if not layers:
@@ -63,8 +69,9 @@ def probe_converted(model: nn.Module, batches: Iterable[Any]) -> list[LayerStati
     finally:
         for (_, exclusion), observer in zip(layers, before, strict=True):
             exclusion.observer = observer
-    rows = zip(range(len(layers)), layers, sums, strict=True)
-    results = (total.result(i, path, exclusion.variant_name) for i, (path, exclusion), total in rows)
+    place = {path: i for i, path in enumerate(row.path for row in describe(model) if row.kind == SELF)}
+    rows = zip(layers, sums, strict=True)
+    results = (total.result(place[path], path, exclusion.variant_name) for (path, exclusion), total in rows)
     return [row for row in results if row is not None]
 
 
