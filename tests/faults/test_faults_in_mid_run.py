@@ -117,12 +117,15 @@ def jumping(monkeypatch, seconds: float) -> None:
     """Let the clock of the wall jump by so much at every look; the monotonic ones go on as ever."""
     looks, true_time, true_now = itertools.count(1), time.time, datetime.datetime.now
 
+    def jump() -> float:
+        return seconds * (next(looks) % 1000)  # every look another time, and all within what a date can hold
+
     class Jumping(datetime.datetime):
         @classmethod
         def now(cls, tz=None):
-            return true_now(tz) + datetime.timedelta(seconds=seconds * next(looks))
+            return true_now(tz) + datetime.timedelta(seconds=jump())
 
-    monkeypatch.setattr(time, "time", lambda: true_time() + seconds * next(looks))
+    monkeypatch.setattr(time, "time", lambda: true_time() + jump())
     monkeypatch.setattr(results.parts, "datetime", Jumping)
 
 
