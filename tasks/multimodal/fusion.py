@@ -17,8 +17,8 @@ from tasks.multimodal.config import FusionModelConfig
 from tasks.multimodal.decoder import Patches
 from tasks.multimodal.spoken import CLASSES, DigitPairs, open_digit_pairs
 from tasks.samples.buckets import Bucketed
-from tasks.samples.source import Damaged, Sample
-from tasks.samples.stream import SampleStream, fixed_batches
+from tasks.samples.source import Sample
+from tasks.samples.task import SampledTask
 from tasks.speech.model import LONGEST, Subsample, real
 from tasks.vision.digits import SIZE
 from xsa_core import Encoder, EncoderConfig, Mask, initialize
@@ -44,10 +44,7 @@ class FusionModel(nn.Module):
             max_seq_len=self.patches.count + LONGEST,
             mlp_ratio=model.mlp_ratio,
             dropout=model.dropout,
-            variant=attention.variant,
-            strength=attention.strength,
-            layers=attention.layers,
-            backend=attention.backend,
+            **attention.model_dump(),
         )
         self.encoder = Encoder(config)
         self.head = nn.Linear(model.d_model, CLASSES)
@@ -71,21 +68,18 @@ class FusionModel(nn.Module):
         return {"modality": ParameterRole(Role.EMBEDDING), "head.weight": ParameterRole(Role.HEAD)}
 
 
-class FusionTask:
+class FusionTask(SampledTask):
     """Classification of pairs."""
 
     equal_lengths = False
 
     def __init__(self, config: Any, train: DigitPairs, test: DigitPairs) -> None:
-        self.config = config
-        self.train, self.held_out = train, test
-        self.damaged = Damaged(config.data.max_damaged)
+        lengths = train.lengths()
+        super().__init__(config, train, test, Bucketed(lengths, config.seed))
         self.data_name = f"{config.data.source}, {len(train)} training and {len(test)} test pairs of digits"
         settings = config.data.model_dump(include={"n_mels", "noise_db", "sample_rate"})
         both = train.fingerprint, test.fingerprint, settings
         self.fingerprint = hashlib.sha256(repr(both).encode()).hexdigest()
-        lengths = train.lengths()
-        self._order = Bucketed(lengths, config.seed)
         patches = (SIZE // config.model.patch_size) ** 2
         self.tokens_per_sample = patches + max(1, round(float(lengths.mean()) / config.model.subsample))
 
@@ -98,33 +92,11 @@ class FusionTask:
         """
         return cls(config, *open_digit_pairs(config.data, display))
 
-    @property
-    def data_note(self) -> str | None:
-        """What a record says of pairs that were skipped."""
-        return self.damaged.note()
-
     def build_model(self) -> nn.Module:
         """Return the encoder, initialised from the run's seed."""
         model = FusionModel(self.config.model, self.config.attention, n_mels=self.config.data.n_mels)
         initialize(model, self.config.seed)
         return model
-
-    def stream(self, rank: int, world_size: int) -> SampleStream:
-        """Return this rank's training pairs, those of like length together."""
-        return SampleStream(
-            self.train,
-            self.collate,
-            self.config.seed,
-            order=self._order,
-            rank=rank,
-            world_size=world_size,
-            workers=self.config.data.workers,
-            damaged=self.damaged,
-        )
-
-    def validation(self, samples: int, batch: int) -> list[Batch]:
-        """Return evenly spread test pairs, the same for every seed."""
-        return list(fixed_batches(self.held_out, self.collate, samples, batch, self.damaged))
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         """Return images (B, 1, S, S), features (B, T, M) padded with zeros, lengths (B,) and sums (B,)."""

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from tasks.base import Batch, Display
+from tasks.base import Display
 from tasks.multimodal.pairs import Pairs, open_pairs
 from tasks.multimodal.scenes import VOCABULARY
 from tasks.multimodal.vocabulary import Bytes, Vocabulary, Words
-from tasks.samples.source import Damaged, Sample
-from tasks.samples.stream import SampleStream, fixed_batches
+from tasks.samples.source import Sample
+from tasks.samples.task import SampledTask
 
 Encode = Callable[[Pairs, int, np.random.Generator | None], Sample]
 
@@ -33,19 +33,17 @@ class Encoded:
         return self.encode(self.pairs, index, rng)
 
 
-class PairTask:
+class PairTask(SampledTask):
     """Images with captions. Subclasses say what a sample and a batch are, and build and score the model."""
 
     equal_lengths = False
 
     def __init__(self, config: Any, train: Pairs, test: Pairs) -> None:
-        self.config = config
+        super().__init__(config, Encoded(train, self.sample_of), Encoded(test, self.sample_of))
         data = config.data
         self.scenes = data.source == "scenes"
         self.vocabulary: Vocabulary = Words(VOCABULARY) if self.scenes else Bytes()
-        self.train, self.held_out = Encoded(train, self.sample_of), Encoded(test, self.sample_of)
         self.channels = train.channels
-        self.damaged = Damaged(data.max_damaged)
         self.data_name = f"{data.source}, {len(train)} training and {len(test)} test images with captions"
         shown = train.fingerprint, test.fingerprint, self.vocabulary.name, data.image_size, data.context
         self.fingerprint = hashlib.sha256(repr(shown).encode()).hexdigest()
@@ -62,28 +60,3 @@ class PairTask:
     def sample_of(self, pairs: Pairs, index: int, rng: np.random.Generator | None) -> Sample:
         """Return one sample; `rng` is None in evaluation."""
         raise NotImplementedError
-
-    def collate(self, samples: Any) -> Batch:
-        """Return a batch of samples."""
-        raise NotImplementedError
-
-    @property
-    def data_note(self) -> str | None:
-        """What a record says of samples that were skipped."""
-        return self.damaged.note()
-
-    def stream(self, rank: int, world_size: int) -> SampleStream:
-        """Return this rank's training pairs in the order of the run's seed."""
-        return SampleStream(
-            self.train,
-            self.collate,
-            self.config.seed,
-            rank=rank,
-            world_size=world_size,
-            workers=self.config.data.workers,
-            damaged=self.damaged,
-        )
-
-    def validation(self, samples: int, batch: int) -> list[Batch]:
-        """Return evenly spread test pairs, the same for every seed, never augmented."""
-        return list(fixed_batches(self.held_out, self.collate, samples, batch, self.damaged))

@@ -85,10 +85,7 @@ def stack_config(model: StackSection, attention, vocabulary: int, length: int) -
         max_seq_len=length,
         mlp_ratio=model.mlp_ratio,
         dropout=model.dropout,
-        variant=attention.variant,
-        strength=attention.strength,
-        layers=attention.layers,
-        backend=attention.backend,
+        **attention.model_dump(),
     )
 
 

@@ -77,10 +77,7 @@ class TransformerBlocks(nn.Module):
             max_seq_len=LONGEST,
             mlp_ratio=model.mlp_ratio,
             dropout=model.dropout,
-            variant=attention.variant,
-            strength=attention.strength,
-            layers=attention.layers,
-            backend=attention.backend,
+            **attention.model_dump(),
         )
         self.encoder = Encoder(config)
 
@@ -106,13 +103,7 @@ class SpeechModel(nn.Module):
         self.subsample = Subsample(n_mels, model.d_model, model.subsample)
         if model.architecture == "conformer":
             self.blocks: nn.Module = ConformerBlocks(model)
-            convert(
-                self.blocks,
-                layers=attention.layers,
-                strength=attention.strength,
-                variant=attention.variant,
-                backend=attention.backend,
-            )
+            convert(self.blocks, **attention.model_dump())
         else:
             self.blocks = TransformerBlocks(model, attention)
         self.head = nn.Linear(model.d_model, classes)

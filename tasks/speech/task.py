@@ -13,14 +13,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tasks.base import Batch, Display
 from tasks.samples.buckets import Bucketed
-from tasks.samples.source import Damaged
-from tasks.samples.stream import SampleStream, fixed_batches
+from tasks.samples.task import SampledTask
 from tasks.speech.features import Frontend
 from tasks.speech.recordings import Recordings
 from tasks.speech.source import SpeechSource, Target, open_recordings
 
 
-class SpeechTask:
+class SpeechTask(SampledTask):
     """Recordings with an encoder over them. Subclasses say what the target is and how it is scored."""
 
     equal_lengths = False
@@ -28,18 +27,16 @@ class SpeechTask:
     kind: str  # of synthetic speech
 
     def __init__(self, config: Any, sides: Sequence[Recordings]) -> None:
-        self.config = config
-        target = self.targets(sides)
-        frontend = Frontend(config.data)
-        self.train, self.held_out = (SpeechSource(side, frontend, target, self.check) for side in sides)
-        self.damaged = Damaged(config.data.max_damaged)
         data = config.data
+        self.config = config  # the targets depend on it
+        target, frontend = self.targets(sides), Frontend(data)
+        train, held_out = (SpeechSource(side, frontend, target, self.check) for side in sides)
+        lengths = train.lengths()
+        super().__init__(config, train, held_out, Bucketed(lengths, config.seed))
         self.data_name = f"{data.source}, {len(self.train)} training and {len(self.held_out)} test recordings"
         settings = data.model_dump(include={"sample_rate", "n_mels", "window", "hop", "noise_db", "resample"})
         both = (self.train.fingerprint, self.held_out.fingerprint, settings)
         self.fingerprint = hashlib.sha256(repr(both).encode()).hexdigest()
-        lengths = self.train.lengths()
-        self._order = Bucketed(lengths, config.seed)
         self.tokens_per_sample = max(1, round(float(lengths.mean()) / config.model.subsample))
 
     @classmethod
@@ -57,28 +54,6 @@ class SpeechTask:
 
     def check(self, frames: int, target: Any) -> None:
         """Raise ValueError where a recording of `frames` is too short for its target."""
-
-    @property
-    def data_note(self) -> str | None:
-        """What a record says of recordings that were skipped."""
-        return self.damaged.note()
-
-    def stream(self, rank: int, world_size: int) -> SampleStream:
-        """Return this rank's training recordings, those of like length together."""
-        return SampleStream(
-            self.train,
-            self.collate,
-            self.config.seed,
-            order=self._order,
-            rank=rank,
-            world_size=world_size,
-            workers=self.config.data.workers,
-            damaged=self.damaged,
-        )
-
-    def validation(self, samples: int, batch: int) -> list[Batch]:
-        """Return evenly spread test recordings, the same for every seed."""
-        return list(fixed_batches(self.held_out, self.collate, samples, batch, self.damaged))
 
     def collate(self, samples: Sequence[tuple[Tensor, Any]]) -> Batch:
         """Return a batch: features (B, T, M) padded with zeros, lengths (B,), and targets."""

@@ -80,13 +80,7 @@ def build_classifier(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         vit = create_vit(model, image_size, channels, classes)
-    convert(
-        vit,
-        layers=attention.layers,
-        strength=attention.strength,
-        variant=attention.variant,
-        backend=attention.backend,
-    )
+    convert(vit, **attention.model_dump())
     classifier = ImageClassifier(vit)
     seed_buffers(classifier, seed)
     return classifier

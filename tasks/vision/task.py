@@ -13,24 +13,22 @@ from torch import Tensor, nn
 
 from tasks.base import Batch, Display
 from tasks.samples.seeded import seeded
-from tasks.samples.source import Damaged, Source
-from tasks.samples.stream import SampleStream, fixed_batches
+from tasks.samples.source import Source
+from tasks.samples.task import SampledTask
 from tasks.vision.model import build_classifier, create_vit
 from tasks.vision.sources import open_sources
 
 TOP = 5
 
 
-class VisionTask:
+class VisionTask(SampledTask):
     """Images with a Vision Transformer over them."""
 
     equal_lengths = True
 
     def __init__(self, config: Any, train: Source, validation: Source, classes: int, channels: int) -> None:
-        self.config = config
-        self.train, self.held_out = train, validation
+        super().__init__(config, train, validation)
         self.classes, self.channels = classes, channels
-        self.damaged = Damaged(config.data.max_damaged)
         self.data_name = f"{config.data.source}, {len(train)} training and {len(validation)} test images"
         both = f"{train.fingerprint} {validation.fingerprint} {config.data.image_size}"
         self.fingerprint = hashlib.sha256(both.encode()).hexdigest()
@@ -48,11 +46,6 @@ class VisionTask:
             report("reading", 0.0)
             return cls(config, *open_sources(config.data))
 
-    @property
-    def data_note(self) -> str | None:
-        """What a record says of images that were skipped."""
-        return self.damaged.note()
-
     def build_model(self) -> nn.Module:
         """Return the classifier, initialised from the run's seed."""
         return build_classifier(
@@ -64,25 +57,14 @@ class VisionTask:
             seed=self.config.seed,
         )
 
-    def stream(self, rank: int, world_size: int) -> SampleStream:
-        """Return this rank's training images in the order of the run's seed."""
-        return SampleStream(
-            self.train,
-            self.collate_training,
-            self.config.seed,
-            rank=rank,
-            world_size=world_size,
-            workers=self.config.data.workers,
-            damaged=self.damaged,
-        )
-
-    def validation(self, samples: int, batch: int) -> list[Batch]:
-        """Return evenly spread test images, the same for every seed, never augmented."""
-        return list(fixed_batches(self.held_out, collate, samples, batch, self.damaged))
+    def collate(self, samples: Sequence[tuple[Tensor, int, int]]) -> Batch:
+        """Return images (B, C, S, S) and labels (B,)."""
+        images, labels, _ = zip(*samples, strict=True)
+        return torch.stack(images), torch.tensor(labels)
 
     def collate_training(self, samples: Sequence[tuple[Tensor, int, int]]) -> Batch:
         """Return images (B, C, S, S) and labels (B,), or, where images are mixed, label weights (B, K)."""
-        images, labels = collate(samples)
+        images, labels = self.collate(samples)
         if self._mix is None or len(samples) % 2:  # timm mixes pairs
             return images, labels
         with seeded(samples[0][2]):
@@ -139,8 +121,3 @@ class VisionTask:
             label_smoothing=self.config.model.label_smoothing,
             num_classes=self.classes,
         )
-
-
-def collate(samples: Sequence[tuple[Tensor, int, int]]) -> tuple[Tensor, Tensor]:
-    """Return images (B, C, S, S) and labels (B,)."""
-    return torch.stack([sample[0] for sample in samples]), torch.tensor([sample[1] for sample in samples])
